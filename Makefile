@@ -1,0 +1,46 @@
+# Every target makes .venv and installs what is missing first; when setup.cfg and pyproject.toml
+# have not changed since, that costs nothing.
+
+PYTHON ?= python3.11
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: demo test test-all lint ruff format-check mypy imports proto-check proto clean
+
+demo: $(INSTALLED)
+	TF_CPP_MIN_LOG_LEVEL=1 $(BIN)/autodist run --local 2 examples/digits.py --compare
+
+test: $(INSTALLED)
+	$(BIN)/pytest -m "not slow"
+
+test-all: $(INSTALLED)
+	$(BIN)/pytest
+
+lint: ruff format-check mypy imports proto-check
+
+ruff: $(INSTALLED)
+	$(BIN)/ruff check .
+
+format-check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+
+mypy: $(INSTALLED)
+	$(BIN)/mypy
+
+imports: $(INSTALLED)
+	$(BIN)/lint-imports
+
+proto-check: $(INSTALLED)
+	$(BIN)/python tools/generate_proto.py --check
+
+proto: $(INSTALLED)
+	$(BIN)/python tools/generate_proto.py
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): setup.cfg pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@

@@ -1,0 +1,183 @@
+"""Where a `ResourceSpec` comes from: the user's YAML, a number of local workers, or this machine.
+
+It owns the YAML's schema (names and types) and how its errors read; what the values must satisfy is the rule of
+`ResourceSpec` itself.
+"""
+
+import ipaddress
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from autodist_py.proto.errors import ResourceSpecError
+from autodist_py.proto.resource_spec import YAML_SUFFIXES, NodeSpec, ResourceSpec, SSHConfig, problem
+from autodist_py.proto.text import known_names
+
+_FIRST_LOOPBACK = ipaddress.IPv4Address("127.0.0.1")
+_MAX_LOCAL_WORKERS = 254
+
+
+def load_resource_spec(path: str | os.PathLike[str]) -> ResourceSpec:
+    """The spec in a file: YAML, or what `ResourceSpec.save` wrote.
+
+    Raises:
+        ResourceSpecError: the file is missing or no valid spec; it gives the YAML path, the value and the fix.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ResourceSpecError(f"{path}: there is no such resource spec file; working directory: {Path.cwd()}")
+    if path.suffix in (".pb", ".json"):
+        return ResourceSpec.load(path)
+    if path.suffix not in YAML_SUFFIXES:
+        raise ResourceSpecError(f"{path}: a resource spec file ends in {', '.join(YAML_SUFFIXES)}, .pb or .json")
+    try:
+        return parse_resource_spec(path.read_text(encoding="utf-8"))
+    except (ResourceSpecError, UnicodeDecodeError) as error:
+        raise ResourceSpecError(f"{path}: {error}") from error
+
+
+def parse_resource_spec(text: str) -> ResourceSpec:
+    """The spec that a YAML text describes.
+
+    Raises:
+        ResourceSpecError: it gives the YAML path, the value and the fix, a line for each problem of the schema.
+    """
+    try:
+        content = yaml.load(text, Loader=_UniqueKeyLoader)  # a SafeLoader
+    except yaml.YAMLError as error:
+        raise ResourceSpecError(f"not YAML: {error}") from error
+    if content is None:
+        raise ResourceSpecError("the resource spec is empty; write at least: nodes: [{address: 127.0.0.1}]")
+    if not isinstance(content, dict):
+        raise problem("the whole file", content, "a resource spec is a map with the keys nodes and ssh", "write nodes:")
+    try:
+        schema = _Spec.model_validate(content)
+    except ValidationError as error:
+        raise ResourceSpecError("\n".join(_explain(one) for one in error.errors())) from error
+    return ResourceSpec(
+        nodes=tuple(node.value() for node in schema.nodes),
+        ssh=tuple((name, config.value()) for name, config in schema.ssh.items()),
+    )
+
+
+def local_resource_spec(num_workers: int, cpus_per_worker: int | Sequence[int] = 1) -> ResourceSpec:
+    """Workers as local processes, 127.0.0.1 (the chief), 127.0.0.2, ..., each with its number of CPU replicas.
+
+    Raises:
+        ResourceSpecError: the numbers are out of range, or not one per worker.
+    """
+    if not 1 <= num_workers <= _MAX_LOCAL_WORKERS:
+        raise ResourceSpecError(f"local workers are 1 to {_MAX_LOCAL_WORKERS}; got {num_workers}")
+    counts = [cpus_per_worker] * num_workers if isinstance(cpus_per_worker, int) else list(cpus_per_worker)
+    if len(counts) != num_workers or min(counts) < 1:
+        raise ResourceSpecError(f"each of {num_workers} workers needs a number of CPU devices >= 1; got {counts}")
+    return ResourceSpec(
+        nodes=tuple(
+            NodeSpec(address=str(_FIRST_LOOPBACK + rank), cpus=tuple(range(cpus)), chief=rank == 0)
+            for rank, cpus in enumerate(counts)
+        )
+    )
+
+
+def this_machine(num_gpus: int | None = None) -> ResourceSpec:
+    """One worker here: on its GPUs, or on one CPU where it has none. TensorFlow counts them, unless told the number."""
+    if num_gpus is None:
+        import tensorflow as tf  # Here, since a spec is otherwise read without it.
+
+        num_gpus = len(tf.config.list_physical_devices("GPU"))
+    return ResourceSpec(nodes=(NodeSpec(address=str(_FIRST_LOOPBACK), gpus=tuple(range(num_gpus))),))
+
+
+# -- The schema -------------------------------------------------------------------------------------------------------
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class _Node(_Strict):
+    address: str
+    gpus: list[int] = []
+    cpus: list[int] = [0]
+    chief: bool = False
+    ssh_config: str | None = None
+    network_bandwidth: float = 1.0
+
+    def value(self) -> NodeSpec:
+        lists = {"gpus": tuple(self.gpus), "cpus": tuple(self.cpus)}
+        return NodeSpec(**{**self.model_dump(), **lists})
+
+
+class _SSHConfig(_Strict):
+    username: str = ""
+    port: int = 22
+    key_file: str | None = None
+    python_venv: str | None = None
+    shared_envs: dict[str, str] = {}
+
+    def value(self) -> SSHConfig:
+        return SSHConfig(**{**self.model_dump(), "shared_envs": tuple(self.shared_envs.items())})
+
+
+class _Spec(_Strict):
+    nodes: list[_Node]
+    ssh: dict[str, _SSHConfig] = {}
+
+
+_KEYS: Mapping[str, Sequence[str]] = {
+    "": tuple(_Spec.model_fields),
+    "nodes": tuple(_Node.model_fields),
+    "ssh": tuple(_SSHConfig.model_fields),
+}
+
+# What is expected where, by the last key of the path: the rule, and what to write.
+_EXPECTED: Mapping[str, tuple[str, str]] = {
+    "nodes": ("nodes is a list of nodes", "write a list, such as: - address: 10.0.0.1"),
+    "ssh": ("ssh is a map from name to settings", "write the settings under a name of your choice"),
+    "address": ("an address is a text", "write one such as '10.0.0.1', in quotes"),
+    "gpus": ("gpus is a list of device indices (integers)", "write one such as [0, 1]"),
+    "cpus": ("cpus is a list of device indices (integers)", "write one such as [0, 1]"),
+    "chief": ("chief is true or false", "write true for one node, without quotes"),
+    "ssh_config": ("ssh_config is the name of an entry of `ssh`", "write a name"),
+    "network_bandwidth": ("network_bandwidth is a number of Gbit/s", "write one such as 10, without a unit"),
+    "username": ("username is a text", "put it in quotes"),
+    "port": ("port is an integer", "write one such as 22, without quotes"),
+    "key_file": ("key_file is a path", "put it in quotes"),
+    "python_venv": ("python_venv is a path", "put it in quotes"),
+    "shared_envs": ("shared_envs is a map from name to text", "put the value in quotes"),
+}
+
+
+def _explain(error: Mapping[str, Any]) -> str:
+    """One line for one pydantic error: path, rule, value, fix."""
+    location: tuple[int | str, ...] = error["loc"]
+    path = _yaml_path(location)
+    if error["type"] == "extra_forbidden":
+        known = _KEYS[str(location[0]) if len(location) > 1 else ""]
+        return f"{path}: there is no such key; got {error['input']!r}; {known_names(str(location[-1]), known)}"
+    keys = [part for part in location if part in _EXPECTED]
+    rule, fix = _EXPECTED[str(keys[-1])] if keys else ("this is not expected here", "see the documentation")
+    if error["type"] == "missing":
+        return f"{path}: this key is required; {fix}"
+    return str(problem(path, error["input"], rule, fix))
+
+
+def _yaml_path(location: Sequence[int | str]) -> str:
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return path.removeprefix(".")
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """A key that comes twice is an error, not a silent choice of the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        repeated = next((name for index, name in enumerate(names) if name in names[:index]), None)
+        if repeated is not None:
+            line = node.start_mark.line + 1
+            raise ResourceSpecError(f"line {line}: the key {repeated!r} comes twice in one map; remove one")
+        return super().construct_mapping(node, deep)

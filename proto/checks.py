@@ -1,0 +1,26 @@
+"""The rules that several values share, as guards that raise the value's own error."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+MAX_INT32 = 2**31 - 1
+
+
+def require_member(value: str, known: Iterable[str], what: str, *, error: type[Exception]) -> None:
+    """`value` is one of the `known` ones; `what` names it in the error."""
+    names = tuple(known)
+    if value not in names:
+        raise error(f"{what} must be one of {', '.join(names)}; got {value!r}")
+
+
+def require_unique(names: Iterable[str], rule: str, *, error: type[Exception]) -> None:
+    """No name comes twice; `rule` says so in the error."""
+    repeated = [name for name, times in Counter(names).items() if times > 1]
+    if repeated:
+        raise error(f"{rule}; repeated: {', '.join(repeated)}")
+
+
+def require_not_negative(value: int, what: str, *, error: type[Exception]) -> None:
+    """`value` is an integer >= 0 that the wire format can hold."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_INT32:
+        raise error(f"{what} must be an integer from 0 to {MAX_INT32}; got {value!r}")

@@ -1,0 +1,344 @@
+"""`GraphItem`: what is trained. A captured single-device graph and what capture knows about it.
+
+It owns the value, its invariants, its wire and text forms. It does not look inside the graph: the GraphDef, the
+VariableDefs and the SaverDefs are bytes here, so that this module works without TensorFlow.
+"""
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from google.protobuf.any_pb2 import Any
+
+from autodist_py.proto import graphitem_pb2 as pb
+from autodist_py.proto import wire
+from autodist_py.proto.checks import require_member, require_unique
+from autodist_py.proto.errors import GraphItemError
+from autodist_py.proto.text import count, known_names, short, table
+
+AGGREGATIONS = ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
+INPUT_KINDS = ("feed", "state")
+LOSS_REDUCTIONS = ("mean", "sum")
+
+GRAPH_DEF_URL = "type.googleapis.com/tensorflow.GraphDef"
+VARIABLE_DEF_URL = "type.googleapis.com/tensorflow.VariableDef"
+SAVER_DEF_URL = "type.googleapis.com/tensorflow.SaverDef"
+
+# Bytes per element, by the name of the element type. A type that is not listed (string, variant) has no fixed size.
+_ITEM_SIZES: Mapping[str, int] = {
+    **dict.fromkeys(("bool", "int8", "uint8", "qint8", "quint8", "int4", "uint4", "int2", "uint2"), 1),
+    **dict.fromkeys(("float8_e5m2", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2fnuz"), 1),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16", "qint16", "quint16"), 2),
+    **dict.fromkeys(("float32", "int32", "uint32", "qint32"), 4),
+    **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
+    "complex128": 16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A captured variable; `definition` is its serialized tensorflow.VariableDef, if it has one."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    trainable: bool = True
+    aggregation: str = "NONE"
+    update_ops: tuple[str, ...] = ()
+    definition: bytes = b""
+
+    def __post_init__(self) -> None:
+        _require_name(self.name, "a variable's name")
+        require_member(self.aggregation, AGGREGATIONS, f"aggregation of variable {self.name!r}", error=GraphItemError)
+        if any(size < 0 for size in self.shape):
+            raise GraphItemError(f"variable {self.name!r} needs a static shape, got {self.shape}")
+
+    @property
+    def num_elements(self) -> int:
+        """The product of the shape; 1 for a scalar."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the value in bytes; 0 for element types without a fixed size, such as `string`."""
+        return self.num_elements * _ITEM_SIZES.get(self.dtype, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """The raw gradient of a variable: one tensor name (dense), or indices, values and dense shape (sparse)."""
+
+    variable: str
+    tensors: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.tensors) not in (1, 3) or not all(self.tensors):
+            raise GraphItemError(
+                f"a gradient is one tensor (dense), or indices, values and dense shape (sparse); "
+                f"got {self.tensors} for variable {self.variable!r}"
+            )
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether it is (indices, values, dense shape)."""
+        return len(self.tensors) == 3
+
+    @property
+    def key(self) -> str:
+        """The tensor names joined by `;`, as the wire format's `grad_target_pairs` names a gradient."""
+        return ";".join(self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A placeholder op: fed with each step's data (`feed`), or with read-only state (`state`).
+
+    The shape is None where the rank is unknown. A batched input's first dimension counts examples.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...] | None
+    batched: bool
+    kind: str = "feed"
+
+    def __post_init__(self) -> None:
+        _require_name(self.name, "an input's name")
+        require_member(self.kind, INPUT_KINDS, f"kind of input {self.name!r}", error=GraphItemError)
+        if self.batched and self.shape == ():
+            raise GraphItemError(f"input {self.name!r} is batched, so it needs a first dimension; it is a scalar")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A tensor that a step returns, such as `loss:0`; the shape is None where the rank is unknown."""
+
+    tensor: str
+    dtype: str
+    shape: tuple[int | None, ...] | None
+
+    def __post_init__(self) -> None:
+        _require_name(self.tensor, "an output's tensor name")
+
+
+@dataclass(frozen=True, slots=True)
+class GraphItem:
+    """A captured training step.
+
+    Attributes:
+        graph_def: serialized tensorflow.GraphDef, in canonical form.
+        variables: in order of creation; builders and the kernel number variables by it.
+        gradients: in order of recording.
+        inputs: the placeholders.
+        outputs: the tensors that a step returns.
+        run_ops: names of the ops to run each step.
+        loss_reduction: how the loss combines examples, `mean` or `sum`.
+        table_initializers: names of the ops that fill lookup tables.
+        savers: serialized tensorflow.SaverDefs.
+
+    Raises:
+        GraphItemError: parts contradict each other.
+    """
+
+    graph_def: bytes
+    variables: tuple[Variable, ...]
+    gradients: tuple[Gradient, ...] = ()
+    inputs: tuple[Input, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    run_ops: tuple[str, ...] = ()
+    loss_reduction: str = "mean"
+    table_initializers: tuple[str, ...] = ()
+    savers: tuple[bytes, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_member(self.loss_reduction, LOSS_REDUCTIONS, "loss_reduction", error=GraphItemError)
+        _require_unique((variable.name for variable in self.variables), "variable")
+        _require_unique((one.name for one in self.inputs), "input")
+        _require_unique((f"{gradient.key} of {gradient.variable}" for gradient in self.gradients), "gradient")
+        known = {variable.name for variable in self.variables}
+        for gradient in self.gradients:
+            if gradient.variable not in known:
+                raise GraphItemError(
+                    f"gradient {gradient.key!r} is of variable {gradient.variable!r}, which the graph item lacks; "
+                    f"{known_names(gradient.variable, known)}"
+                )
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the wire form, as hexadecimal digits: equal items have equal fingerprints, on every machine."""
+        return wire.content_hash(self.to_proto())
+
+    @property
+    def trainable_variables(self) -> tuple[Variable, ...]:
+        """The variables that have a gradient, in the order of `variables`."""
+        with_gradient = {gradient.variable for gradient in self.gradients}
+        return tuple(variable for variable in self.variables if variable.name in with_gradient)
+
+    @property
+    def sparse_variables(self) -> tuple[Variable, ...]:
+        """The variables that have a sparse gradient, in the order of `variables`."""
+        sparse = {gradient.variable for gradient in self.gradients if gradient.is_sparse}
+        return tuple(variable for variable in self.variables if variable.name in sparse)
+
+    def variable(self, name: str) -> Variable:
+        """The variable of that name.
+
+        Raises:
+            GraphItemError: there is none.
+        """
+        for variable in self.variables:
+            if variable.name == name:
+                return variable
+        names = [variable.name for variable in self.variables]
+        raise GraphItemError(f"the graph item has no variable {name!r}; {known_names(name, names)}")
+
+    def to_proto(self) -> pb.GraphItem:
+        """The wire form."""
+        message = pb.GraphItem(
+            graph_def=Any(type_url=GRAPH_DEF_URL, value=self.graph_def),
+            # Reversed, so that the first of several variables with one gradient tensor is the one that stays.
+            grad_target_pairs={gradient.key: gradient.variable for gradient in reversed(self.gradients)},
+            info=pb.GraphItem.Info(
+                variables=[Any(type_url=VARIABLE_DEF_URL, value=variable.definition) for variable in self.variables],
+                table_initializers=self.table_initializers,
+                savers=[Any(type_url=SAVER_DEF_URL, value=saver) for saver in self.savers],
+            ),
+            run_ops=self.run_ops,
+            loss_reduction=self.loss_reduction,
+        )
+        message.variables.extend(
+            pb.GraphItem.VariableInfo(
+                name=variable.name,
+                dtype=variable.dtype,
+                shape=variable.shape,
+                trainable=variable.trainable,
+                aggregation=variable.aggregation,
+                update_ops=variable.update_ops,
+            )
+            for variable in self.variables
+        )
+        message.gradients.extend(
+            pb.GraphItem.Gradient(variable=gradient.variable, tensors=gradient.tensors) for gradient in self.gradients
+        )
+        message.inputs.extend(
+            pb.GraphItem.Input(
+                name=one.name, dtype=one.dtype, shape=_shape_to_proto(one.shape), batched=one.batched, kind=one.kind
+            )
+            for one in self.inputs
+        )
+        message.outputs.extend(
+            pb.GraphItem.Output(tensor=one.tensor, dtype=one.dtype, shape=_shape_to_proto(one.shape))
+            for one in self.outputs
+        )
+        return message
+
+    @classmethod
+    def from_proto(cls, message: pb.GraphItem) -> "GraphItem":
+        """The value of a message that `to_proto` made.
+
+        Raises:
+            GraphItemError: the message is another, or its parts contradict each other.
+        """
+        if message.graph_def.type_url != GRAPH_DEF_URL:
+            raise GraphItemError(f"a graph item holds a {GRAPH_DEF_URL}, got type {message.graph_def.type_url!r}")
+        definitions = message.info.variables
+        if len(definitions) != len(message.variables):
+            raise GraphItemError(
+                f"a graph item describes each of its variables; it has {len(definitions)} definitions "
+                f"and {len(message.variables)} descriptions"
+            )
+        gradients = tuple(Gradient(one.variable, tuple(one.tensors)) for one in message.gradients)
+        if {gradient.key for gradient in gradients} != message.grad_target_pairs.keys():
+            raise GraphItemError("grad_target_pairs and gradients of a graph item must name the same gradients")
+        return cls(
+            graph_def=message.graph_def.value,
+            variables=tuple(
+                Variable(
+                    name=one.name,
+                    dtype=one.dtype,
+                    shape=tuple(one.shape),
+                    trainable=one.trainable,
+                    aggregation=one.aggregation,
+                    update_ops=tuple(one.update_ops),
+                    definition=definition.value,
+                )
+                for one, definition in zip(message.variables, definitions, strict=True)
+            ),
+            gradients=gradients,
+            inputs=tuple(
+                Input(one.name, one.dtype, _shape_of(one), batched=one.batched, kind=one.kind) for one in message.inputs
+            ),
+            outputs=tuple(Output(one.tensor, one.dtype, _shape_of(one)) for one in message.outputs),
+            run_ops=tuple(message.run_ops),
+            loss_reduction=message.loss_reduction,
+            table_initializers=tuple(message.info.table_initializers),
+            savers=tuple(saver.value for saver in message.info.savers),
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """The item is in the file, binary (`.pb`) or JSON (`.json`, opaque parts in base64)."""
+        wire.save(self.to_proto(), path, error=GraphItemError)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "GraphItem":
+        """The item that `save` wrote."""
+        return cls.from_proto(wire.load(pb.GraphItem, path, error=GraphItemError))
+
+    def __str__(self) -> str:
+        gradients = {gradient.variable: gradient for gradient in self.gradients}
+        sections = [
+            f"GraphItem {short(self.fingerprint)}: {count(len(self.variables), 'variable')}, "
+            f"{count(len(self.gradients), 'gradient')}, graph of {count(len(self.graph_def), 'byte')}, "
+            f"loss_reduction {self.loss_reduction}",
+            table(
+                ("variable", "dtype", "shape", "gradient", "aggregation"),
+                (
+                    (one.name, one.dtype, _shape_text(one.shape), _kind_text(gradients.get(one.name)), one.aggregation)
+                    for one in self.variables
+                ),
+            ),
+            table(
+                ("input", "dtype", "shape", "batched", "kind"),
+                (
+                    (one.name, one.dtype, _shape_text(one.shape), "yes" if one.batched else "no", one.kind)
+                    for one in self.inputs
+                ),
+            ),
+            table(
+                ("output", "dtype", "shape"), ((one.tensor, one.dtype, _shape_text(one.shape)) for one in self.outputs)
+            ),
+            f"runs each step: {', '.join(self.run_ops) or '-'}",
+        ]
+        return "\n\n".join(sections)
+
+
+def _shape_to_proto(shape: tuple[int | None, ...] | None) -> pb.GraphItem.Shape | None:
+    if shape is None:
+        return None
+    return pb.GraphItem.Shape(dimensions=[pb.GraphItem.Dimension(size=size) for size in shape])
+
+
+def _shape_of(message: pb.GraphItem.Input | pb.GraphItem.Output) -> tuple[int | None, ...] | None:
+    if not message.HasField("shape"):
+        return None
+    return tuple(one.size if one.HasField("size") else None for one in message.shape.dimensions)
+
+
+def _shape_text(shape: tuple[int | None, ...] | None) -> str:
+    return "unknown" if shape is None else f"({', '.join('?' if size is None else str(size) for size in shape)})"
+
+
+def _kind_text(gradient: Gradient | None) -> str:
+    if gradient is None:
+        return ""
+    return "sparse" if gradient.is_sparse else "dense"
+
+
+def _require_name(name: str, what: str) -> None:
+    if not name:
+        raise GraphItemError(f"{what} must not be empty")
+
+
+def _require_unique(names: Iterable[str], what: str) -> None:
+    require_unique(names, f"each {what} of a graph item is named once", error=GraphItemError)

@@ -1,0 +1,330 @@
+"""`Strategy`: how it is trained. One synchronizer per variable, and the devices that hold a replica.
+
+It owns the value, the rules that need nothing else, its wire and text forms. Whether a strategy fits a graph item and
+the resources is asked in `strategy_builders.validation`; what a synchronizer does is the kernel's business.
+"""
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autodist_py.proto import strategy_pb2 as pb
+from autodist_py.proto import synchronizers_pb2 as sync_pb
+from autodist_py.proto import wire
+from autodist_py.proto.checks import require_member, require_not_negative, require_unique
+from autodist_py.proto.errors import StrategyError
+from autodist_py.proto.text import count, known_names, short, table
+
+_COMPRESSOR_ENUM = sync_pb.AllReduceSynchronizer.Compressor
+_SPEC_ENUM = sync_pb.AllReduceSynchronizer.Spec
+
+ALL_REDUCE_SPECS: tuple[str, ...] = tuple(_SPEC_ENUM.keys())
+COMPRESSORS: tuple[str, ...] = tuple(_COMPRESSOR_ENUM.keys())
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduceSynchronizer:
+    """Every replica holds the variable; the gradients of one group are summed together, by a collective."""
+
+    spec: str = "AUTO"
+    compressor: str = "NoneCompressor"
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        require_member(self.spec, ALL_REDUCE_SPECS, "spec of an AllReduce synchronizer", error=StrategyError)
+        require_member(self.compressor, COMPRESSORS, "compressor of an AllReduce synchronizer", error=StrategyError)
+        require_not_negative(self.group, "group of an AllReduce synchronizer", error=StrategyError)
+
+    def __str__(self) -> str:
+        return f"AllReduce({self.spec})"
+
+
+@dataclass(frozen=True, slots=True)
+class PSSynchronizer:
+    """The variable lives on a server, the reduction destination, such as `10.0.0.1:CPU:0`.
+
+    `staleness` is the number of steps a worker may run ahead; `replicas_to_aggregate` the number of gradients an update
+    waits for, 0 for those of all workers.
+    """
+
+    reduction_destination: str
+    local_replication: bool = False
+    sync: bool = True
+    staleness: int = 0
+    replicas_to_aggregate: int = 0
+    compressor: str = "NoneCompressor"
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.reduction_destination:
+            raise StrategyError("a PS synchronizer needs a reduction_destination, such as '10.0.0.1:CPU:0'; got ''")
+        require_member(self.compressor, COMPRESSORS, "compressor of a PS synchronizer", error=StrategyError)
+        for name in ("staleness", "replicas_to_aggregate", "group"):
+            require_not_negative(getattr(self, name), f"{name} of a PS synchronizer", error=StrategyError)
+
+    def __str__(self) -> str:
+        return f"PS({self.reduction_destination}{', local_replication' if self.local_replication else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """How one variable is trained: whole, by a synchronizer, or in shards, by one node per shard.
+
+    A partitioner gives the number of shards per axis, such as `1,2,1`; one axis at most has more than one.
+    """
+
+    var_name: str
+    synchronizer: PSSynchronizer | AllReduceSynchronizer | None
+    partitioner: str = ""
+    part_config: tuple["Node", ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.var_name:
+            raise StrategyError("a strategy's node needs the name of a variable, got ''")
+        if self.synchronizer is None and not self.part_config:
+            raise StrategyError(f"variable {self.var_name!r} needs a synchronizer, or one for each of its shards")
+        if self.partitioner and not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", self.partitioner):
+            raise StrategyError(
+                f"a partitioner is the number of shards per axis, such as '1,2,1'; "
+                f"got {self.partitioner!r} for variable {self.var_name!r}"
+            )
+        if sum(shards > 1 for shards in self._shards_per_axis) > 1:
+            raise StrategyError(f"variable {self.var_name!r} can be cut along one axis only, got {self.partitioner!r}")
+        if self.part_config and len(self.part_config) != self.num_shards:
+            raise StrategyError(
+                f"variable {self.var_name!r} needs one part_config per shard; got {len(self.part_config)} "
+                f"for partitioner {self.partitioner!r}"
+            )
+
+    @property
+    def num_shards(self) -> int:
+        """1 for a variable that is whole."""
+        return math.prod(self._shards_per_axis)
+
+    @property
+    def synchronizers(self) -> tuple[PSSynchronizer | AllReduceSynchronizer, ...]:
+        """Those in force: of the shards, where each has one; else the node's own."""
+        parts = tuple(synchronizer for part in self.part_config for synchronizer in part.synchronizers)
+        return parts or ((self.synchronizer,) if self.synchronizer else ())
+
+    @property
+    def _shards_per_axis(self) -> tuple[int, ...]:
+        return tuple(map(int, self.partitioner.split(","))) if self.partitioner else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """One node per variable that has a gradient, and the devices that hold a replica, in rank order.
+
+    `path` is where a copy was saved; it is no part of the id.
+
+    Raises:
+        StrategyError: parts contradict each other.
+    """
+
+    node_config: tuple[Node, ...]
+    replicas: tuple[str, ...]
+    path: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.replicas:
+            raise StrategyError("a strategy needs a device for at least one replica, such as '127.0.0.1:CPU:0'")
+        require_unique(
+            (node.var_name for node in self.node_config), "a strategy has one node per variable", error=StrategyError
+        )
+        require_unique(self.replicas, "a device holds one replica at most", error=StrategyError)
+
+    @property
+    def id(self) -> str:
+        """sha256 of what the strategy says, as hexadecimal digits: equal strategies have equal ids."""
+        return wire.content_hash(self._anonymous_proto())
+
+    def node(self, var_name: str) -> Node:
+        """The node of that variable.
+
+        Raises:
+            StrategyError: there is none.
+        """
+        for node in self.node_config:
+            if node.var_name == var_name:
+                return node
+        names = [node.var_name for node in self.node_config]
+        raise StrategyError(f"the strategy says nothing of variable {var_name!r}; {known_names(var_name, names)}")
+
+    def to_proto(self) -> pb.Strategy:
+        """The wire form, with its id."""
+        message = self._anonymous_proto()
+        message.id = wire.content_hash(message)
+        message.path = self.path
+        return message
+
+    def _anonymous_proto(self) -> pb.Strategy:
+        return pb.Strategy(
+            node_config=[_node_to_proto(node) for node in self.node_config],
+            graph_config=pb.Strategy.GraphConfig(replicas=self.replicas),
+        )
+
+    @classmethod
+    def from_proto(cls, message: pb.Strategy) -> "Strategy":
+        """The value of a message that `to_proto` made.
+
+        Raises:
+            StrategyError: the id is not that of the content, or parts contradict each other.
+        """
+        strategy = cls(
+            node_config=tuple(_node_from_proto(node) for node in message.node_config),
+            replicas=tuple(message.graph_config.replicas),
+            path=message.path,
+        )
+        if message.id and message.id != strategy.id:
+            raise StrategyError(
+                f"a strategy's id is the hash of its content, {strategy.id!r}; got {message.id!r}: the content was "
+                f"edited or damaged; clear the id to accept it as it is"
+            )
+        return strategy
+
+    def save(self, path: str | os.PathLike[str]) -> "Strategy":
+        """The strategy is in the file, binary (`.pb`) or JSON (`.json`); the result knows its path."""
+        saved = replace(self, path=os.fspath(path))
+        wire.save(saved.to_proto(), path, error=StrategyError)
+        return saved
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Strategy":
+        """The strategy that `save` wrote; its path is the one it was loaded from."""
+        message = wire.load(pb.Strategy, path, error=StrategyError)
+        return replace(cls.from_proto(message), path=os.fspath(path))
+
+    def __str__(self) -> str:
+        rows = [row for node in self.node_config for row in _rows(node, node.var_name)]
+        workers = len({device.rsplit(":", 2)[0] for device in self.replicas})
+        losses = [f"  {node.var_name}: {loss}" for node in self.node_config for loss in _given_up(node, workers)]
+        return "\n\n".join(
+            [
+                f"Strategy {short(self.id)}: {count(len(self.node_config), 'variable')}, "
+                f"{count(len(self.replicas), 'replica')}",
+                f"replicas: {', '.join(self.replicas)}",
+                table(("variable", "synchronizer", "group", "compressor", "partitioner"), rows),
+                "\n".join(["gives up, compared with one device on the global batch:", *losses])
+                if losses
+                else "gives up nothing: synchronous and lossless, equal to one device on the global batch",
+            ]
+        )
+
+
+def _node_to_proto(node: Node) -> pb.Strategy.Node:
+    message = pb.Strategy.Node(
+        var_name=node.var_name,
+        partitioner=node.partitioner,
+        part_config=[_node_to_proto(part) for part in node.part_config],
+    )
+    if isinstance(node.synchronizer, PSSynchronizer):
+        message.PSSynchronizer.CopyFrom(_ps_to_proto(node.synchronizer))
+    elif isinstance(node.synchronizer, AllReduceSynchronizer):
+        message.AllReduceSynchronizer.CopyFrom(_all_reduce_to_proto(node.synchronizer))
+    return message
+
+
+def _node_from_proto(message: pb.Strategy.Node) -> Node:
+    synchronizer: PSSynchronizer | AllReduceSynchronizer | None = None
+    if message.HasField("PSSynchronizer"):
+        synchronizer = _ps_from_proto(message.PSSynchronizer)
+    elif message.HasField("AllReduceSynchronizer"):
+        synchronizer = _all_reduce_from_proto(message.AllReduceSynchronizer)
+    return Node(
+        var_name=message.var_name,
+        synchronizer=synchronizer,
+        partitioner=message.partitioner,
+        part_config=tuple(_node_from_proto(part) for part in message.part_config),
+    )
+
+
+def _ps_to_proto(synchronizer: PSSynchronizer) -> sync_pb.PSSynchronizer:
+    return sync_pb.PSSynchronizer(
+        reduction_destination=synchronizer.reduction_destination,
+        local_replication=synchronizer.local_replication,
+        sync=synchronizer.sync,
+        staleness=synchronizer.staleness,
+        replicas_to_aggregate=synchronizer.replicas_to_aggregate,
+        compressor=_COMPRESSOR_ENUM.Value(synchronizer.compressor),
+        group=synchronizer.group,
+    )
+
+
+def _ps_from_proto(message: sync_pb.PSSynchronizer) -> PSSynchronizer:
+    return PSSynchronizer(
+        reduction_destination=message.reduction_destination,
+        local_replication=message.local_replication,
+        sync=message.sync,
+        staleness=message.staleness,
+        replicas_to_aggregate=message.replicas_to_aggregate,
+        compressor=_enum_name(_COMPRESSOR_ENUM, message.compressor),
+        group=message.group,
+    )
+
+
+def _all_reduce_to_proto(synchronizer: AllReduceSynchronizer) -> sync_pb.AllReduceSynchronizer:
+    return sync_pb.AllReduceSynchronizer(
+        spec=synchronizer.spec,
+        compressor=synchronizer.compressor,
+        group=synchronizer.group,
+    )
+
+
+def _all_reduce_from_proto(message: sync_pb.AllReduceSynchronizer) -> AllReduceSynchronizer:
+    return AllReduceSynchronizer(
+        spec=_enum_name(_SPEC_ENUM, message.spec),
+        compressor=_enum_name(_COMPRESSOR_ENUM, message.compressor),
+        group=message.group,
+    )
+
+
+def _enum_name(enum: Any, number: int) -> str:
+    if number not in enum.values():
+        raise StrategyError(f"no {enum.DESCRIPTOR.name} has number {number}; known: {dict(enum.items())}")
+    return str(enum.Name(number))
+
+
+def _rows(node: Node, label: str) -> Iterator[tuple[object, ...]]:
+    synchronizer = node.synchronizer
+    yield (
+        label,
+        synchronizer or "",
+        "" if synchronizer is None else synchronizer.group,
+        "" if synchronizer is None else synchronizer.compressor.replace("NoneCompressor", ""),
+        node.partitioner,
+    )
+    for index, part in enumerate(node.part_config):
+        yield from _rows(part, f"  shard {index}")
+
+
+_COMPRESSION_LOSS: Mapping[str, str] = {
+    "HorovodCompressor": "gradients are rounded to half precision",
+    "HorovodCompressorEF": "gradients are rounded to half precision, and the error is added to the next step's",
+    "PowerSGDCompressor": "gradients are approximated at low rank, and the error is added to the next step's",
+}
+
+
+def _given_up(node: Node, workers: int) -> tuple[str, ...]:
+    """What the node's synchronizers lose, each thing once."""
+    losses = (loss for synchronizer in node.synchronizers for loss in _losses(synchronizer, workers))
+    return tuple(dict.fromkeys(losses))
+
+
+def _losses(synchronizer: PSSynchronizer | AllReduceSynchronizer, workers: int) -> Iterator[str]:
+    if synchronizer.compressor in _COMPRESSION_LOSS:
+        yield _COMPRESSION_LOSS[synchronizer.compressor]
+    if not isinstance(synchronizer, PSSynchronizer):
+        return
+    if not synchronizer.sync:
+        yield "asynchronous: gradients are applied as they arrive, computed from older values"
+    if synchronizer.staleness:
+        yield f"staleness: a worker may run {count(synchronizer.staleness, 'step')} ahead of the slowest"
+    if 0 < synchronizer.replicas_to_aggregate < workers:
+        yield (
+            f"backup workers: an update waits for {count(synchronizer.replicas_to_aggregate, 'gradient')} "
+            f"of {workers} workers, and drops those that come later"
+        )

@@ -1,0 +1,54 @@
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PSSynchronizer(_message.Message):
+    __slots__ = ("reduction_destination", "local_replication", "sync", "staleness", "replicas_to_aggregate", "compressor", "group")
+    REDUCTION_DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_REPLICATION_FIELD_NUMBER: _ClassVar[int]
+    SYNC_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_TO_AGGREGATE_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    reduction_destination: str
+    local_replication: bool
+    sync: bool
+    staleness: int
+    replicas_to_aggregate: int
+    compressor: int
+    group: int
+    def __init__(self, reduction_destination: _Optional[str] = ..., local_replication: _Optional[bool] = ..., sync: _Optional[bool] = ..., staleness: _Optional[int] = ..., replicas_to_aggregate: _Optional[int] = ..., compressor: _Optional[int] = ..., group: _Optional[int] = ...) -> None: ...
+
+class AllReduceSynchronizer(_message.Message):
+    __slots__ = ("spec", "compressor", "group")
+    class Spec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        AUTO: _ClassVar[AllReduceSynchronizer.Spec]
+        NCCL: _ClassVar[AllReduceSynchronizer.Spec]
+        RING: _ClassVar[AllReduceSynchronizer.Spec]
+        HOROVOD: _ClassVar[AllReduceSynchronizer.Spec]
+    AUTO: AllReduceSynchronizer.Spec
+    NCCL: AllReduceSynchronizer.Spec
+    RING: AllReduceSynchronizer.Spec
+    HOROVOD: AllReduceSynchronizer.Spec
+    class Compressor(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NoneCompressor: _ClassVar[AllReduceSynchronizer.Compressor]
+        HorovodCompressor: _ClassVar[AllReduceSynchronizer.Compressor]
+        HorovodCompressorEF: _ClassVar[AllReduceSynchronizer.Compressor]
+        PowerSGDCompressor: _ClassVar[AllReduceSynchronizer.Compressor]
+    NoneCompressor: AllReduceSynchronizer.Compressor
+    HorovodCompressor: AllReduceSynchronizer.Compressor
+    HorovodCompressorEF: AllReduceSynchronizer.Compressor
+    PowerSGDCompressor: AllReduceSynchronizer.Compressor
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    spec: AllReduceSynchronizer.Spec
+    compressor: AllReduceSynchronizer.Compressor
+    group: int
+    def __init__(self, spec: _Optional[_Union[AllReduceSynchronizer.Spec, str]] = ..., compressor: _Optional[_Union[AllReduceSynchronizer.Compressor, str]] = ..., group: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,33 @@
+"""Text for people: tables, short ids and near-name suggestions, as the values' text forms and errors use them."""
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Left-aligned columns under a header, two spaces apart; an empty cell prints as `-`."""
+    lines = [tuple(header), *(tuple(str(cell) or "-" for cell in row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def short(digest: str) -> str:
+    """The first 12 characters of a content hash, enough to tell values apart in text."""
+    return digest[:12]
+
+
+def count(number: int, noun: str) -> str:
+    """The number and its noun, such as `1 node`, `2 nodes`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def known_names(name: str, known: Iterable[str], *, limit: int = 10) -> str:
+    """What to write instead of an unknown name: the nearest known one, or the known ones."""
+    names = list(known)
+    near = get_close_matches(name, names, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    if not names:
+        return "there is none"
+    more = f", and {len(names) - limit} more" if len(names) > limit else ""
+    return f"known: {', '.join(map(repr, names[:limit]))}{more}"

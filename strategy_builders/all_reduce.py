@@ -1,0 +1,49 @@
+"""AllReduce: every replica holds every variable, and gradients are summed by collectives."""
+
+from dataclasses import dataclass
+
+from autodist_py.proto.checks import require_member
+from autodist_py.proto.errors import StrategyError
+from autodist_py.proto.graph_item import GraphItem
+from autodist_py.proto.resource_spec import ResourceSpec
+from autodist_py.proto.strategy import ALL_REDUCE_SPECS, COMPRESSORS, AllReduceSynchronizer, Node, Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """One AllReduce synchronizer per trainable variable, `chunk_size` successive variables to a group.
+
+    Attributes:
+        chunk_size: variables whose gradients are reduced together. More of them: fewer, larger messages; fewer: the
+            reduction starts earlier and overlaps more of back-propagation.
+        all_reduce_spec: AUTO (the runtime chooses), NCCL, RING or HOROVOD.
+        compressor: how gradients are coded on the wire; all but NoneCompressor lose precision.
+
+    Raises:
+        StrategyError: a parameter is out of its range.
+    """
+
+    chunk_size: int = 128
+    all_reduce_spec: str = "AUTO"
+    compressor: str = "NoneCompressor"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.chunk_size, bool) or not isinstance(self.chunk_size, int) or self.chunk_size < 1:
+            raise StrategyError(f"chunk_size of AllReduce must be an integer >= 1; got {self.chunk_size!r}")
+        require_member(self.all_reduce_spec, ALL_REDUCE_SPECS, "all_reduce_spec of AllReduce", error=StrategyError)
+        require_member(self.compressor, COMPRESSORS, "compressor of AllReduce", error=StrategyError)
+
+    def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
+        """The group of a variable is its index among the trainable ones // `chunk_size`."""
+        return Strategy(
+            node_config=tuple(
+                Node(
+                    variable.name,
+                    AllReduceSynchronizer(
+                        spec=self.all_reduce_spec, compressor=self.compressor, group=index // self.chunk_size
+                    ),
+                )
+                for index, variable in enumerate(item.trainable_variables)
+            ),
+            replicas=resources.replica_devices,
+        )

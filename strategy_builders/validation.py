@@ -1,0 +1,70 @@
+"""The rules that every strategy keeps for its graph item and resources, whoever built it."""
+
+from collections.abc import Iterable
+
+from autodist_py.proto.errors import StrategyError
+from autodist_py.proto.graph_item import GraphItem
+from autodist_py.proto.resource_spec import ResourceSpec
+from autodist_py.proto.strategy import Node, PSSynchronizer, Strategy
+from autodist_py.proto.text import known_names
+
+
+def validate_strategy(strategy: Strategy, item: GraphItem, resources: ResourceSpec) -> None:
+    """The strategy fits.
+
+    1. Each trainable variable of the item has one node, and nothing else has.
+    2. Replicas and reduction destinations are devices of the resources.
+    3. A partitioner has one number per axis of its variable, and no more shards than the axis has elements.
+    4. A compressor can code the gradient it is given.
+
+    That a variable or a device is named once, and that groups are not negative, holds for any `Strategy`.
+
+    Raises:
+        StrategyError: it names the variable, the rule and the value.
+    """
+    _check_coverage(strategy, item)
+    _check_devices(strategy.replicas, resources, "replica")
+    sparse = {variable.name for variable in item.sparse_variables}
+    for node in strategy.node_config:
+        servers = [one.reduction_destination for one in node.synchronizers if isinstance(one, PSSynchronizer)]
+        _check_devices(servers, resources, f"reduction_destination of variable {node.var_name!r}")
+        _check_partitioner(node, item.variable(node.var_name).shape)
+        _check_compressor(node, node.var_name in sparse)
+
+
+def _check_coverage(strategy: Strategy, item: GraphItem) -> None:
+    trainable = [variable.name for variable in item.trainable_variables]
+    covered = [node.var_name for node in strategy.node_config]
+    missing = sorted(set(trainable) - set(covered))
+    if missing:
+        raise StrategyError(f"each variable with a gradient needs a node; missing: {', '.join(map(repr, missing))}")
+    for name in covered:
+        if name not in trainable:
+            raise StrategyError(f"variable {name!r} has a node, but no gradient; {known_names(name, trainable)}")
+
+
+def _check_devices(devices: Iterable[str], resources: ResourceSpec, what: str) -> None:
+    for device in devices:
+        if device not in resources.devices:
+            raise StrategyError(
+                f"{what} must be a device of the resources; got {device!r}; {known_names(device, resources.devices)}"
+            )
+
+
+def _check_partitioner(node: Node, shape: tuple[int, ...]) -> None:
+    if not node.partitioner:
+        return
+    shards = [int(number) for number in node.partitioner.split(",")]
+    if len(shards) != len(shape) or any(number > size for number, size in zip(shards, shape, strict=True)):
+        raise StrategyError(
+            f"a partitioner has one number per axis, not above its size; variable {node.var_name!r} has shape {shape}; "
+            f"got {node.partitioner!r}"
+        )
+
+
+def _check_compressor(node: Node, is_sparse: bool) -> None:
+    if is_sparse and any(one.compressor == "PowerSGDCompressor" for one in node.synchronizers):
+        raise StrategyError(
+            f"variable {node.var_name!r} has a sparse gradient, which PowerSGDCompressor cannot compress; "
+            f"use HorovodCompressor or NoneCompressor for it"
+        )

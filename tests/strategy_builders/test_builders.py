@@ -1,0 +1,247 @@
+"""The builder registry, the AllReduce builder, and the rules that every strategy keeps."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autodist_py.proto.errors import StrategyError
+from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
+from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
+from autodist_py.proto.strategy import AllReduceSynchronizer, Node, PSSynchronizer, Strategy
+from autodist_py.resources import local_resource_spec
+from autodist_py.strategy_builders import base
+from autodist_py.strategy_builders.all_reduce import AllReduce
+from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy, resolve_builder
+from autodist_py.strategy_builders.validation import validate_strategy
+
+ROOT = Path(__file__).resolve().parents[2]
+
+names = st.lists(st.text("abc/_", min_size=1, max_size=6), min_size=1, max_size=12, unique=True)
+
+
+def item_of(trainable, others=()):
+    variables = tuple(Variable(name, "float32", (6, 4)) for name in (*others, *trainable))
+    gradients = tuple(Gradient(name, (f"grad/{name}:0",)) for name in reversed(trainable))
+    return GraphItem(graph_def=b"", variables=variables, gradients=gradients)
+
+
+# -- AllReduce --------------------------------------------------------------------------------------------------------
+
+
+@given(names=names, split=st.integers(0, 12), chunk_size=st.integers(1, 5), workers=st.integers(1, 3))
+def test_all_reduce_covers_each_trainable_variable_once_in_groups_of_chunk_size(names, split, chunk_size, workers):
+    trainable, others = names[:split], names[split:]
+    resources = local_resource_spec(workers)
+    strategy = build_strategy(AllReduce(chunk_size=chunk_size), item_of(trainable, others), resources)
+    assert [node.var_name for node in strategy.node_config] == trainable
+    groups = [node.synchronizers[0].group for node in strategy.node_config]
+    assert groups == [index // chunk_size for index in range(len(trainable))]
+    assert strategy.replicas == resources.replica_devices
+
+
+def test_all_reduce_passes_its_parameters_to_each_synchronizer():
+    builder = AllReduce(all_reduce_spec="RING", compressor="HorovodCompressor")
+    strategy = builder.build(item_of(["w"]), local_resource_spec(2))
+    assert strategy.node("w").synchronizer == AllReduceSynchronizer("RING", "HorovodCompressor", 0)
+
+
+def test_all_reduce_builds_equal_bytes_under_every_hash_seed():
+    code = """
+from autodist_py.proto import wire
+from autodist_py.proto.graph_item import GraphItem, Gradient, Variable
+from autodist_py.resources import local_resource_spec
+from autodist_py.strategy_builders.base import resolve_builder
+names = [f"layer{index}/w" for index in range(40)]
+item = GraphItem(
+    b"", tuple(Variable(name, "float32", ()) for name in names), tuple(Gradient(name, (name + ":0",)) for name in names)
+)
+print(wire.to_bytes(resolve_builder("AllReduce(chunk_size=3)").build(item, local_resource_spec(3)).to_proto()).hex())
+"""
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "2")
+    }
+    assert len(outputs) == 1
+    assert len(outputs.pop()) > 40
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"chunk_size": 0}, "chunk_size of AllReduce must be an integer >= 1; got 0"),
+        ({"chunk_size": True}, "must be an integer >= 1; got True"),
+        ({"chunk_size": "8"}, "must be an integer >= 1; got '8'"),
+        ({"all_reduce_spec": "ring"}, "must be one of AUTO, NCCL, RING, HOROVOD; got 'ring'"),
+        ({"compressor": "Zip"}, "must be one of NoneCompressor"),
+    ],
+)
+def test_all_reduce_refuses_parameters_out_of_range(parameters, message):
+    with pytest.raises(StrategyError, match=message):
+        AllReduce(**parameters)
+
+
+# -- The registry -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fixed:
+    strategy: Strategy | None = None
+    shout: bool = False
+
+    def build(self, item, resources):
+        return self.strategy
+
+
+def needs_two(first, *, second=None):
+    return Fixed(shout=second)
+
+
+def no_builder():
+    return 3
+
+
+@pytest.fixture
+def this_module(monkeypatch):
+    """The name under which this module can be imported by a builder's location."""
+    monkeypatch.setitem(sys.modules, "some_package.builders", sys.modules[__name__])
+    return "some_package.builders"
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (None, AllReduce()),
+        ("AllReduce", AllReduce()),
+        (" AllReduce ( ) ", AllReduce()),
+        ("AllReduce(chunk_size=32)", AllReduce(chunk_size=32)),
+        ("AllReduce(chunk_size=32, all_reduce_spec='RING',)", AllReduce(chunk_size=32, all_reduce_spec="RING")),
+        ("autodist_py.strategy_builders.all_reduce:AllReduce(chunk_size=2)", AllReduce(chunk_size=2)),
+        (AllReduce(chunk_size=7), AllReduce(chunk_size=7)),
+    ],
+)
+def test_a_builder_is_resolved_from_what_the_user_writes(spec, expected):
+    assert resolve_builder(spec) == expected
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("false", False), ("True", True), ("none", None)])
+def test_lower_case_constants_are_accepted(this_module, text, value):
+    assert resolve_builder(f"{this_module}:Fixed(shout={text})") == Fixed(shout=value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("AllReduse", r"no strategy builder is called 'AllReduse'; did you mean 'AllReduce'\?"),
+        ("Zzz", "no strategy builder is called 'Zzz'; known: 'AllReduce'"),
+        ("AllReduce(chunk=32)", r"AllReduce has no parameter 'chunk'; its parameters: chunk_size: int = 128"),
+        ("AllReduce(32)", "are named; write key=value"),
+        ("AllReduce(**{})", "are named; write key=value"),
+        ("AllReduce(chunk_size=)", "are written key=value"),
+        ("AllReduce(chunk_size=1) + 1", "is written Name"),
+        ("AllReduce(all_reduce_spec=RING)", "is a literal, a text in quotes; got RING"),
+        ("AllReduce(chunk_size=open('x'))", "is a literal"),
+        ("AllReduce(chunk_size=0)", "must be an integer >= 1"),
+        ("AllReduce)(", "is written Name"),
+        ("", "is written Name"),
+        ("no.such.module:Builder", "cannot be imported"),
+        ("autodist_py.strategy_builders.all_reduce:AllReduc", r"has no 'AllReduc'; did you mean 'AllReduce'\?"),
+        (AllReduce, r"got the class; write AllReduce\(\)"),
+        (3, "has a method build"),
+    ],
+)
+def test_what_is_no_builder_is_refused_with_what_there_is(spec, message):
+    with pytest.raises(StrategyError, match=message):
+        resolve_builder(spec)
+
+
+def test_a_missing_argument_is_reported_for_its_builder(this_module):
+    with pytest.raises(StrategyError, match=r"some_package.builders:needs_two does not accept \{\}: .*'first'"):
+        resolve_builder(f"{this_module}:needs_two")
+
+
+def test_a_factory_that_makes_no_builder_is_refused(this_module):
+    with pytest.raises(StrategyError, match="no_builder is no strategy builder"):
+        resolve_builder(f"{this_module}:no_builder")
+
+
+@dataclass(frozen=True)
+class Installed:
+    """As much of an entry point as is used."""
+
+    name: str
+    value: str
+
+
+def test_an_installed_package_adds_builders(this_module, monkeypatch):
+    monkeypatch.setattr(base, "entry_points", lambda group: [Installed("Mine", f"{this_module}:Fixed")])
+    assert resolve_builder("Mine") == Fixed()
+    assert list(base.builder_locations()) == ["AllReduce", "Mine"]
+
+
+def test_two_packages_cannot_share_a_name(monkeypatch):
+    monkeypatch.setattr(base, "entry_points", lambda group: [Installed("AllReduce", "their.package:AllReduce")])
+    with pytest.raises(StrategyError, match=r"'AllReduce' is registered for .* and 'their.package:AllReduce'"):
+        resolve_builder("AllReduce")
+
+
+def test_all_reduce_is_a_strategy_builder():
+    builder: StrategyBuilder = AllReduce()
+    assert isinstance(builder, StrategyBuilder)
+
+
+# -- The rules --------------------------------------------------------------------------------------------------------
+
+ITEM = item_of(["w", "table"], others=["count"])
+RESOURCES = ResourceSpec((NodeSpec("10.0.0.1", gpus=(0,)),))
+W = Node("w", AllReduceSynchronizer())
+TABLE = Node("table", PSSynchronizer("10.0.0.1:CPU:0"), partitioner="3,1")
+FITTING = Strategy((W, TABLE), ("10.0.0.1:GPU:0",))
+SHARD = Node("table/0", PSSynchronizer("10.0.0.9:CPU:0"))
+
+
+def test_a_strategy_that_fits_is_accepted():
+    validate_strategy(FITTING, ITEM, RESOURCES)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"node_config": (W,)}, "each variable with a gradient needs a node; missing: 'table'"),
+        ({"node_config": (W, TABLE, replace(W, var_name="count"))}, "variable 'count' has a node, but no gradient"),
+        ({"node_config": (W, TABLE, replace(W, var_name="ww"))}, r"variable 'ww' has a node, but no gradient"),
+        ({"replicas": ("10.0.0.1:GPU:1",)}, "replica must be a device of the resources; got '10.0.0.1:GPU:1'"),
+        (
+            {"node_config": (W, replace(TABLE, synchronizer=PSSynchronizer("10.0.0.9:CPU:0")))},
+            "reduction_destination of variable 'table' must be a device .* got '10.0.0.9:CPU:0'",
+        ),
+        (
+            {"node_config": (W, replace(TABLE, partitioner="2,1", part_config=(SHARD, SHARD)))},
+            "reduction_destination of variable 'table' must be a device",
+        ),
+        ({"node_config": (W, replace(TABLE, partitioner="3"))}, r"'table' has shape \(6, 4\); got '3'"),
+        ({"node_config": (W, replace(TABLE, partitioner="1,5"))}, r"'table' has shape \(6, 4\); got '1,5'"),
+    ],
+)
+def test_a_strategy_that_does_not_fit_is_refused_by_the_builders_name(change, message):
+    with pytest.raises(StrategyError, match=f"strategy builder Fixed: .*{message}"):
+        build_strategy(Fixed(replace(FITTING, **change)), ITEM, RESOURCES)
+
+
+def test_power_sgd_is_refused_for_a_sparse_gradient():
+    item = replace(item_of(["table"]), gradients=(Gradient("table", ("i:0", "v:0", "s:0")),))
+    with pytest.raises(StrategyError, match="'table' has a sparse gradient, which PowerSGDCompressor cannot compress"):
+        build_strategy(AllReduce(compressor="PowerSGDCompressor"), item, RESOURCES)

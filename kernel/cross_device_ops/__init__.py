@@ -1,0 +1,1 @@
+"""Reductions over replicas by themselves: no variable, no strategy, only tensors and devices."""

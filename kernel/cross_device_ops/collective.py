@@ -1,0 +1,129 @@
+"""Reductions over the replicas of a cluster, written as TensorFlow functions: called while a fragment is traced.
+
+A value per local replica goes in, and a value per local replica comes out. Between workers, TensorFlow's collective ops
+move the data: one member per worker where local replicas are reduced first (the sum over all replicas then crosses
+the network once), one per replica where the whole ring is asked for.
+"""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from autodist_py.kernel.device import Place
+from autodist_py.kernel.tf_adapter import Group, all_gather, all_reduce
+
+WORKERS_GROUP = 1
+"""Group key of one device per worker."""
+REPLICAS_GROUP = 2
+"""Group key of all replicas."""
+
+REDUCIBLE = frozenset({tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64})
+"""What the ring carries."""
+
+
+def _row_counts() -> tuple[int, ...]:
+    """Numbers of rows that gathers have on the wire: all up to 16, then 16 per doubling (at most 6.25% is padding)."""
+    sizes = list(range(16))
+    while sizes[-1] < 2**31:
+        octave = 2 ** (len(sizes) // 16 + 3)
+        sizes += [octave + step * (octave // 16) for step in range(16)]
+    return tuple(sizes)
+
+
+_ROW_COUNTS = _row_counts()
+
+
+class Collectives:
+    """The collectives of one fragment on one worker.
+
+    It hands out their instance keys, and notes which ops make each of them. A key stands for one shape: TensorFlow
+    keeps what it found out about a collective, and refuses another shape under the same key.
+    """
+
+    def __init__(self, place: Place, next_key: int, *, hint: str = "ring"):
+        """Collectives of the workers of `place`, from the key `next_key` on, run by the engine `hint`."""
+        self.place = place
+        self.next_key = next_key
+        self.launches: list[tuple[str, ...]] = []
+        self._hint = hint
+
+    def _take_keys(self, count: int = 1) -> int:
+        key = self.next_key
+        self.next_key += count
+        return key
+
+    def _launched(self, *results: tf.Tensor) -> None:
+        self.launches.append(tuple(result.op.name for result in results))
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers take part."""
+        return len(self.place.workers)
+
+    def sum_over_workers(self, value: tf.Tensor) -> tf.Tensor:
+        """The sum of one value of a static shape per worker; `value` itself on one worker."""
+        if self.num_workers == 1:
+            return value
+        total = all_reduce(value, self._workers_group(self._take_keys()))
+        self._launched(total)
+        return total
+
+    def sum_over_replicas(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sum over all replicas, local ones first; on every local replica's device."""
+        local = self.place.local_replicas
+        with tf.device(local[0].device):
+            total = self.sum_over_workers(tf.add_n(list(values)) if len(values) > 1 else values[0])
+        return _on_each(total, [replica.device for replica in local])
+
+    def ring_over_replicas(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sum over all replicas, each of which is a member of one ring."""
+        group = Group(self.place.num_replicas, REPLICAS_GROUP, self._take_keys(), self._hint)
+        sums = []
+        for replica, value in zip(self.place.local_replicas, values, strict=True):
+            with tf.device(replica.device):
+                sums.append(all_reduce(value, group))
+        self._launched(*sums)
+        return sums
+
+    def gather_rows(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Each worker's rows one after the other in rank order; workers may have different numbers of rows, or none.
+
+        Args:
+            parts: tensors with the same number of rows (axis 0), say indices and values.
+
+        Returns:
+            For each of them the rows of all workers. Sizes are exchanged first, and shorter parts padded on the wire.
+        """
+        if self.num_workers == 1:
+            return list(parts)
+        rows = tf.shape(parts[0], out_type=tf.int64)[0]
+        sizes = self._gather(tf.reshape(rows, [1]), self._take_keys())
+        kind = tf.searchsorted(tf.constant(_ROW_COUNTS, tf.int64), tf.reduce_max(sizes, keepdims=True))[0]
+        length = tf.gather(tf.constant(_ROW_COUNTS, tf.int64), kind)
+        kept = tf.reshape(tf.where(tf.reshape(tf.sequence_mask(sizes, length), [-1])), [-1])
+        return [
+            tf.gather(self._gather(_pad_rows(part, length), self._take_keys(len(_ROW_COUNTS)) + kind), kept)
+            for part in parts
+        ]
+
+    def _gather(self, value: tf.Tensor, key: int | tf.Tensor) -> tf.Tensor:
+        everyone = all_gather(value, self._workers_group(key))
+        self._launched(everyone)
+        return everyone
+
+    def _workers_group(self, key: int | tf.Tensor) -> Group:
+        return Group(self.num_workers, WORKERS_GROUP, key, self._hint)
+
+
+def _pad_rows(value: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    missing = tf.reshape(rows - tf.shape(value, out_type=tf.int64)[0], [1, 1])
+    below = tf.concat([tf.zeros([1, 1], tf.int64), missing], axis=1)
+    return tf.pad(value, tf.pad(below, [[0, value.shape.rank - 1], [0, 0]]))
+
+
+def _on_each(value: tf.Tensor, devices: Sequence[str]) -> list[tf.Tensor]:
+    copies = [value]
+    for device in devices[1:]:
+        with tf.device(device):
+            copies.append(tf.identity(value))
+    return copies

@@ -1,0 +1,172 @@
+"""A read-only index over a GraphDef, built once per pass: producers, consumers, reachability, writers of variables.
+
+It owns knowledge about op types (which read a variable, which are sources of batches, which are random): tables, never
+substrings of an op's name.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cached_property
+
+import networkx as nx
+import tensorflow as tf
+
+from autodist_py.kernel.names import op_of, parse
+
+VARIABLE_OP = "VarHandleOp"
+
+READS_VARIABLE = frozenset(
+    {
+        "ReadVariableOp",
+        "ResourceGather",
+        "ResourceGatherNd",
+        "VariableShape",
+        "VarIsInitializedOp",
+        "_ReadVariablesOp",
+        "DisableCopyOnRead",
+    }
+)
+"""Op types that take a variable's handle and leave its value as it is; every other one writes it."""
+
+PASSES_HANDLE = frozenset({"Identity", "IdentityN", "Switch", "Merge", "Enter", "Exit", "NextIteration"})
+"""Op types whose outputs are the handles they are given."""
+
+ITERATOR_NEXT = frozenset({"IteratorGetNext", "IteratorGetNextSync"})
+
+SEEDED_RANDOM = frozenset(
+    {
+        "Multinomial",
+        "ParameterizedTruncatedNormal",
+        "RandomGamma",
+        "RandomPoisson",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "TruncatedNormal",
+    }
+)
+"""Stateful random op types, whose stream is set by their attributes `seed` and `seed2`."""
+
+BACK_EDGE = frozenset({"NextIteration", "RefNextIteration"})
+"""Op types whose edges to a Merge close a loop (control flow of TensorFlow 1)."""
+
+
+def functions_of(node: tf.compat.v1.NodeDef) -> Iterator[tuple[str, str]]:
+    """(attribute, function name) for every library function that `node` calls."""
+    for key, value in sorted(node.attr.items()):
+        if value.HasField("func"):
+            yield key, value.func.name
+        elif value.HasField("list"):
+            for function in value.list.func:
+                yield key, function.name
+
+
+class GraphView:
+    """The index. `graph` must not be edited while a view of it is in use."""
+
+    def __init__(self, graph: tf.compat.v1.GraphDef):
+        self.graph = graph
+        self.nodes = {node.name: node for node in graph.node}
+
+    @cached_property
+    def library(self) -> dict[str, tf.compat.v1.NodeDef]:
+        """Library functions by name."""
+        return {function.signature.name: function for function in self.graph.library.function}
+
+    @cached_property
+    def digraph(self) -> "nx.DiGraph[str]":
+        """Ops as vertices, data and control edges from producer to consumer; back edges of loops are left out."""
+        digraph: nx.DiGraph[str] = nx.DiGraph()
+        digraph.add_nodes_from(self.nodes)
+        digraph.add_edges_from(
+            (producer, name)
+            for name, node in self.nodes.items()
+            for producer in map(op_of, node.input)
+            if producer in self.nodes and self.nodes[producer].op not in BACK_EDGE
+        )
+        return digraph
+
+    def of_type(self, types: Collection[str]) -> Iterator[tf.compat.v1.NodeDef]:
+        """The nodes whose op type is among `types`, in graph order."""
+        return (node for node in self.graph.node if node.op in types)
+
+    def descendants(self, sources: Iterable[str], *, blocked: Collection[str] = ()) -> set[str]:
+        """All ops reached from `sources` (included) without going through an op of `blocked`."""
+        return self._reach(sources, self.digraph.succ, blocked)
+
+    def ancestors(self, sinks: Iterable[str], *, blocked: Collection[str] = ()) -> set[str]:
+        """All ops that reach `sinks` (included) without going through an op of `blocked`."""
+        return self._reach(sinks, self.digraph.pred, blocked)
+
+    def dataflow_descendants(self, sources: Iterable[str], *, blocked: Collection[str] = ()) -> set[str]:
+        """As `descendants`, along data edges only."""
+        return self._reach(sources, self._dataflow.succ, blocked)
+
+    @cached_property
+    def _dataflow(self) -> "nx.DiGraph[str]":
+        digraph: nx.DiGraph[str] = nx.DiGraph()
+        digraph.add_nodes_from(self.nodes)
+        digraph.add_edges_from(
+            (op_of(name), consumer)
+            for consumer, node in self.nodes.items()
+            for name in node.input
+            if not name.startswith("^") and op_of(name) in self.nodes
+        )
+        return digraph
+
+    @staticmethod
+    def _reach(starts: Iterable[str], neighbours: Mapping[str, Iterable[str]], blocked: Collection[str]) -> set[str]:
+        seen = set(starts) - set(blocked)
+        pending = list(seen)
+        while pending:
+            for other in neighbours[pending.pop()]:
+                if other not in seen and other not in blocked:
+                    seen.add(other)
+                    pending.append(other)
+        return seen
+
+    @cached_property
+    def order(self) -> dict[str, int]:
+        """Each op's position in one topological order that depends on the graph alone."""
+        return {name: position for position, name in enumerate(nx.lexicographical_topological_sort(self.digraph))}
+
+    @cached_property
+    def writes(self) -> dict[str, tuple[str, ...]]:
+        """Variable handle op -> the ops that write the variable, in graph order."""
+        writers: dict[str, list[str]] = {node.name: [] for node in self.of_type({VARIABLE_OP})}
+        handles = {name: name for name in writers}
+        for node in self.graph.node:
+            for position, tensor in enumerate(parse(name) for name in node.input):
+                handle = None if tensor.is_control else handles.get(tensor.op)
+                if handle is None:
+                    continue
+                if node.op in PASSES_HANDLE:
+                    handles[node.name] = handle
+                elif self._input_is_written(node, position):
+                    writers[handle].append(node.name)
+        return {handle: tuple(dict.fromkeys(names)) for handle, names in writers.items()}
+
+    def _input_is_written(self, node: tf.compat.v1.NodeDef, position: int) -> bool:
+        if node.op in READS_VARIABLE:
+            return False
+        called = [name for _, name in functions_of(node) if name in self.library]
+        if not called:
+            return True
+        offset = {"If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1}.get(node.op, 0)
+        return any(self._argument_is_written(name, position - offset) for name in called)
+
+    def _argument_is_written(self, function_name: str, position: int) -> bool:
+        function = self.library[function_name]
+        if not 0 <= position < len(function.signature.input_arg):
+            return True
+        handles = {function.signature.input_arg[position].name}
+        for node in function.node_def:
+            for index, name in enumerate(node.input):
+                if name.startswith("^") or name.partition(":")[0] not in handles:
+                    continue
+                if node.op in PASSES_HANDLE:
+                    handles.add(node.name)
+                elif self._input_is_written(node, index):
+                    return True
+        return False

@@ -1,0 +1,55 @@
+"""Names in graphs: tensors, operations, control inputs, and the scopes the kernel writes into."""
+
+from typing import NamedTuple
+
+KERNEL_SCOPE = "AutoDist"
+REPLICA_SCOPE = "AutoDist-Replica-"
+
+
+class TensorName(NamedTuple):
+    """A tensor's name as NodeDefs write it, taken apart: `op`, `op:1`, or `^op` for a control edge."""
+
+    op: str
+    output: int
+
+    @property
+    def is_control(self) -> bool:
+        """Whether this is a control edge."""
+        return self.output < 0
+
+    def __str__(self) -> str:
+        if self.is_control:
+            return f"^{self.op}"
+        return f"{self.op}:{self.output}" if self.output else self.op
+
+
+def parse(name: str) -> TensorName:
+    """The parts of `op`, `op:index` or `^op`."""
+    if name.startswith("^"):
+        return TensorName(name[1:], -1)
+    op, _, index = name.partition(":")
+    return TensorName(op, int(index) if index else 0)
+
+
+def op_of(name: str) -> str:
+    """The operation that makes the tensor (or ends the control edge) `name`."""
+    return parse(name).op
+
+
+def replica_scope(index: int) -> str:
+    """The scope of the `index`-th local replica's copy of the step."""
+    return f"{REPLICA_SCOPE}{index}"
+
+
+def on_replica(index: int, name: str) -> str:
+    """`name`, an operation, tensor or control input, as it stands in local replica `index`."""
+    if name.startswith("^"):
+        return f"^{REPLICA_SCOPE}{index}/{name[1:]}"
+    return f"{REPLICA_SCOPE}{index}/{name}"
+
+
+def replica_of(name: str) -> int | None:
+    """Which local replica the operation `name` belongs to; None for one that stands once on its worker."""
+    if not name.startswith(REPLICA_SCOPE):
+        return None
+    return int(name[len(REPLICA_SCOPE) :].partition("/")[0])

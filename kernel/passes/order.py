@@ -1,0 +1,30 @@
+"""Order: one total order on collectives, the same on every worker."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import ClassVar
+
+from autodist_py.kernel.program import Program
+from autodist_py.kernel.rewrite import Edits
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Collectives are launched in one order, the same on every worker.
+
+    Requires: all collectives are in the graph, among the program's launches.
+    Ensures: each waits for the one before it. The order is that of their ranks, which come from the captured graph
+        alone: the stage of the step (forward pass, gradients, what is computed from combined gradients, ...), and
+        within it the order in which back-propagation is ready.
+    """
+
+    name: ClassVar[str] = "order"
+
+    def __call__(self, program: Program) -> Program:
+        launches = tuple(sorted(program.launches, key=lambda launch: launch.rank))
+        edits = Edits()
+        for earlier, later in pairwise(launches):
+            for op in later.ops:
+                for dependency in earlier.ops:
+                    edits.add_control(op, dependency)
+        return replace(program, graph=edits.apply(program.graph), launches=launches, ordered=True)

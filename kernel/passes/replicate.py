@@ -1,0 +1,119 @@
+"""Replicate: one copy of the step per local replica."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import tensorflow as tf
+
+from autodist_py.kernel.analysis import calling
+from autodist_py.kernel.graph_view import ITERATOR_NEXT, SEEDED_RANDOM, VARIABLE_OP, GraphView
+from autodist_py.kernel.names import on_replica, op_of
+from autodist_py.kernel.program import Program
+from autodist_py.proto.errors import InvalidGraphError
+
+STANDS_ONCE = ITERATOR_NEXT | {
+    "Placeholder",
+    "PlaceholderWithDefault",
+    "HashTableV2",
+    "AnonymousHashTable",
+    "MutableHashTableV2",
+    "MutableHashTableOfTensorsV2",
+    "MutableDenseHashTableV2",
+    "InitializeTableV2",
+    "InitializeTableFromTextFileV2",
+    "LookupTableImportV2",
+}
+"""Op types that stand once on a worker, with all that they are computed from: inputs, iterators, lookup tables."""
+
+_SEED_STRIDE = 0x9E3779B1  # odd and far from small user seeds, so that replicas' streams do not meet
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """One copy of the step per local replica.
+
+    Requires: a verified single-device graph.
+    Ensures: op `n` stands as `AutoDist-Replica-<i>/n` on replica i's device (an op that the user put on a CPU stays on
+        one), with the replica's own variables, control-flow frames and random streams; the stream of the cluster's
+        first replica is that of one device. What is stateful but shared (inputs, iterators, lookup tables) stands
+        once, under its own name. Every op has a device, so colocation groups, some of whose ops are not part of the
+        program, are dropped.
+    """
+
+    name: ClassVar[str] = "replicate"
+
+    def __call__(self, program: Program) -> Program:
+        view = GraphView(program.graph)
+        shared = _shared(view)
+        seeded = calling(view, SEEDED_RANDOM)
+        graph = tf.compat.v1.GraphDef(versions=program.graph.versions, library=program.graph.library)
+        for node in program.graph.node:
+            if node.name in shared:
+                graph.node.append(node)
+                graph.node[-1].device = node.device or program.place.host
+                graph.node[-1].attr.pop("_class", None)
+        for position, replica in enumerate(program.place.local_replicas):
+            renamed = {name: f"{name}_replica_{replica.index}" for name in seeded} if replica.index else {}
+            for node in program.graph.node:
+                if node.name not in shared:
+                    graph.node.append(node)
+                    _move(graph.node[-1], position, replica.device, shared)
+                    _own_stream(graph.node[-1], replica.index, renamed)
+            graph.library.function.extend(_own_functions(view, replica.index, renamed))
+        result = replace(program, graph=graph, shared=frozenset(shared))
+        return replace(
+            result,
+            fetches=tuple(next(result.copies(name)) for name in program.fetches),
+            run_ops=tuple(copy for name in program.run_ops for copy in result.copies(name)),
+        )
+
+
+def _shared(view: GraphView) -> set[str]:
+    shared = view.ancestors(node.name for node in view.of_type(STANDS_ONCE))
+    variables = sorted(name for name in shared if view.nodes[name].op == VARIABLE_OP)
+    if variables:
+        raise InvalidGraphError(
+            f"an iterator or lookup table is made from the value of variable '{variables[0]}', so that it would differ "
+            "between replicas; make it from constants"
+        )
+    return shared
+
+
+def _move(node: tf.compat.v1.NodeDef, position: int, device: str, shared: set[str]) -> None:
+    """Make `node` the copy of itself in local replica `position`."""
+    node.name = on_replica(position, node.name)
+    node.attr.pop("_class", None)
+    for index, name in enumerate(node.input):
+        if op_of(name) not in shared:
+            node.input[index] = on_replica(position, name)
+    if "CPU" not in node.device.upper():
+        node.device = device
+    if "frame_name" in node.attr:
+        node.attr["frame_name"].s = on_replica(position, node.attr["frame_name"].s.decode()).encode()
+
+
+def _own_stream(node: tf.compat.v1.NodeDef, replica: int, renamed: dict[str, str]) -> None:
+    """Give a random op the replica's own seed, and a call of a random function the replica's own function."""
+    if replica and node.op in SEEDED_RANDOM:
+        seeds = (node.attr["seed"].i, node.attr["seed2"].i)
+        if seeds != (0, 0):
+            node.attr["seed2"].i = (seeds[1] + replica * _SEED_STRIDE) % 2**31
+    if not renamed:
+        return
+    for value in node.attr.values():
+        if value.HasField("func"):
+            value.func.name = renamed.get(value.func.name, value.func.name)
+        elif value.HasField("list"):
+            for function in value.list.func:
+                function.name = renamed.get(function.name, function.name)
+
+
+def _own_functions(view: GraphView, replica: int, renamed: dict[str, str]) -> Iterator[tf.compat.v1.NodeDef]:
+    for name, own_name in sorted(renamed.items()):
+        function = type(view.library[name])()
+        function.CopyFrom(view.library[name])
+        function.signature.name = own_name
+        for node in function.node_def:
+            _own_stream(node, replica, renamed)
+        yield function

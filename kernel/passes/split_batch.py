@@ -1,0 +1,72 @@
+"""SplitBatch: every replica reads its own part of the batch."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import tensorflow as tf
+
+from autodist_py.kernel.batch import batched_tensors
+from autodist_py.kernel.cross_device_ops.collective import Collectives
+from autodist_py.kernel.fragment import TensorSpec, trace
+from autodist_py.kernel.graph_view import GraphView
+from autodist_py.kernel.names import KERNEL_SCOPE, parse, replica_of
+from autodist_py.kernel.passes.launches import with_fragment
+from autodist_py.kernel.program import Batch, Program
+from autodist_py.kernel.rewrite import Edits
+
+
+@dataclass(frozen=True, slots=True)
+class SplitBatch:
+    """Every replica reads its own part of the batch.
+
+    Requires: a replicated graph whose batched inputs stand once per worker.
+    Ensures: each op of replica i that read a batched tensor reads its part of the rows. Parts are contiguous and in
+        replica order, and the first ones are a row longer where the rows do not divide, so together they are the
+        batch in its order. With `batch="global"` the parts are those of all replicas of the cluster; with "local",
+        of this worker's. `program.batch` names the tensors that count the rows.
+    """
+
+    name: ClassVar[str] = "split-batch"
+
+    def __call__(self, program: Program) -> Program:
+        sources = batched_tensors(program.item)
+        if program.is_single or not sources:
+            return program
+        collectives = Collectives(program.place, program.next_instance_key)
+        split = trace(
+            lambda tensors: _split(program, tensors, collectives),
+            [[TensorSpec(source.name, source.dtype, source.shape) for source in sources]],
+            scope=f"{KERNEL_SCOPE}/Batch",
+        )
+        parts, rows, total = split.outputs
+        edits = Edits()
+        view = GraphView(program.graph)
+        for source, source_parts in zip(sources, zip(*parts, strict=True), strict=True):
+            for consumer in view.digraph.succ[parse(source.name).op]:
+                position = replica_of(consumer)
+                if position is not None:
+                    for spelling in {source.name, str(parse(source.name))}:
+                        edits.redirect(consumer, spelling, source_parts[position])
+        result = with_fragment(program, edits, split, collectives, rank=(0, 0), what="number of examples")
+        return replace(result, batch=Batch(tuple(rows), total))
+
+
+def _split(
+    program: Program, tensors: list[tf.Tensor], collectives: Collectives
+) -> tuple[list[list[tf.Tensor]], list[tf.Tensor], tf.Tensor]:
+    """For each local replica its part of each tensor; its number of rows; the number of rows of the step."""
+    place = program.place
+    is_global = program.options.batch == "global"
+    count = place.num_replicas if is_global else len(place.local_replicas)
+    with tf.device(place.host):
+        rows = tf.shape(tensors[0], out_type=tf.int64)[0]
+        each, longer = rows // count, rows % count
+        parts, sizes = [], []
+        for position, replica in enumerate(place.local_replicas):
+            index = replica.index if is_global else position
+            begin = index * each + tf.minimum(tf.constant(index, tf.int64), longer)
+            size = each + tf.cast(index < longer, tf.int64)
+            parts.append([tensor[begin : begin + size] for tensor in tensors])
+            sizes.append(size)
+        total = rows if is_global else collectives.sum_over_workers(rows)
+    return parts, sizes, total

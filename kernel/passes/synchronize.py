@@ -1,0 +1,38 @@
+"""Synchronize: what stands between each raw gradient and the update that reads it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autodist_py.kernel.cross_device_ops.collective import Collectives
+from autodist_py.kernel.names import on_replica, op_of
+from autodist_py.kernel.passes.launches import with_fragment
+from autodist_py.kernel.program import Program
+from autodist_py.kernel.rewrite import Edits
+from autodist_py.kernel.synchronizers import all_reduce
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronize:
+    """Every recorded gradient is combined over all replicas before anything reads it.
+
+    Requires: a replicated graph in which each recorded gradient's tensors are the results of ops of their own
+        (`Identity`: capture makes them), so that all that reads a gradient reads it there.
+    Ensures: those ops pass on the combined gradient: the sum over replicas, each weighted by its share of the examples
+        (loss "mean"), or plain ("sum"). Clipping, schedules and the update, which read them, are as on one device.
+    """
+
+    name: ClassVar[str] = "synchronize"
+
+    def __call__(self, program: Program) -> Program:
+        if program.is_single:
+            return program
+        for group in all_reduce.groups(program):
+            collectives = Collectives(program.place, program.next_instance_key)
+            fragment = all_reduce.combine(program, group, collectives)
+            edits = Edits()
+            for gradient, copies in zip(group.gradients, fragment.outputs, strict=True):
+                for replica, tensors in enumerate(copies):
+                    for seam, tensor in zip(gradient.tensors, tensors, strict=True):
+                        edits.set_input(on_replica(replica, op_of(seam)), 0, tensor)
+            program = with_fragment(program, edits, fragment, collectives, rank=group.rank(program), what=str(group))
+        return program

@@ -1,0 +1,115 @@
+"""The compiler's passes, in order, and `compile`: from three values to a program that one worker runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist_py.kernel.analysis import analyse, require_replicated_writes
+from autodist_py.kernel.device import Place
+from autodist_py.kernel.graph_view import VARIABLE_OP
+from autodist_py.kernel.names import on_replica
+from autodist_py.kernel.passes.fetch import Fetch
+from autodist_py.kernel.passes.order import Order
+from autodist_py.kernel.passes.place import PlaceOps
+from autodist_py.kernel.passes.replicate import Replicate
+from autodist_py.kernel.passes.split_batch import SplitBatch
+from autodist_py.kernel.passes.synchronize import Synchronize
+from autodist_py.kernel.program import Launch, Options, Program
+from autodist_py.kernel.rewrite import Observer, Pass, run_passes
+from autodist_py.proto.graph_item import GraphItem
+from autodist_py.proto.strategy import Strategy
+
+PASSES: tuple[Pass, ...] = (
+    Replicate(),
+    SplitBatch(),
+    Synchronize(),
+    Fetch(),
+    PlaceOps(),
+    Order(),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundVariable:
+    """A variable handle of the compiled graph: its op, the variable it stands for, and whose copy (local replica)."""
+
+    op: str
+    variable: str
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledProgram:
+    """What one worker runs each step.
+
+    Attributes:
+        item: what was captured; its inputs stand in the graph under their own names.
+        place: where it runs.
+        graph: the rewritten graph.
+        fetches: for each of the item's outputs, the tensor to fetch.
+        run_ops: ops to run beside.
+        variables: the graph's variable handles.
+        launches: its collectives, in launch order.
+        next_instance_key: the first instance key that it does not use.
+    """
+
+    item: GraphItem
+    place: Place
+    graph: tf.compat.v1.GraphDef
+    fetches: tuple[str, ...]
+    run_ops: tuple[str, ...]
+    variables: tuple[BoundVariable, ...]
+    launches: tuple[Launch, ...]
+    next_instance_key: int
+
+
+def start(item: GraphItem, strategy: Strategy, place: Place, options: Options) -> Program:
+    """The program before its first pass: the captured graph as it is."""
+    return Program(
+        item=item,
+        analysis=analyse(item),
+        strategy=strategy,
+        place=place,
+        options=options,
+        graph=tf.compat.v1.GraphDef.FromString(item.graph_def),
+        fetches=tuple(output.tensor for output in item.outputs),
+        run_ops=item.run_ops,
+        next_instance_key=options.first_instance_key,
+    )
+
+
+def compile(
+    item: GraphItem,
+    strategy: Strategy,
+    place: Place,
+    options: Options | None = None,
+    *,
+    observers: Sequence[Observer] = (),
+) -> CompiledProgram:
+    """Rewrite `item` for the worker at `place`, as `strategy` says.
+
+    Raises:
+        StrategyError: the strategy asks for what these devices, or this version, cannot do.
+        CaptureError: state is written in a way that replicas cannot be kept equal by.
+        InvalidGraphError: a pass failed; the message names it.
+    """
+    first = start(item, strategy, place, options or Options())
+    if not first.is_single:
+        require_replicated_writes(item, first.analysis)
+    program = run_passes(first, PASSES, observers)
+    handles = [node.name for node in tf.compat.v1.GraphDef.FromString(item.graph_def).node if node.op == VARIABLE_OP]
+    return CompiledProgram(
+        item=item,
+        place=place,
+        graph=program.graph,
+        fetches=program.fetches,
+        run_ops=program.run_ops,
+        variables=tuple(
+            BoundVariable(on_replica(replica, handle), handle, replica)
+            for replica in range(program.num_local_replicas)
+            for handle in handles
+        ),
+        launches=program.launches,
+        next_instance_key=program.next_instance_key,
+    )

@@ -1,0 +1,74 @@
+"""Graphs as text: one op a line, for goldens, dumps and errors."""
+
+import tensorflow as tf
+
+from autodist_py.kernel.graph_view import functions_of
+from autodist_py.kernel.names import op_of, parse
+from autodist_py.kernel.program import Program
+
+_HIDDEN_ATTRIBUTES = frozenset({"T", "Tidx", "Tparams", "Tindices", "dtype", "out_type", "output_types", "N", "_class"})
+
+
+def format_node(node: tf.compat.v1.NodeDef) -> str:
+    """`name = Op(input, ^control) {attribute} @device`; attributes that only repeat types are left out."""
+    inputs = ", ".join(_short(name) for name in node.input)
+    shown = {key: _format_attribute(value) for key, value in sorted(node.attr.items()) if key not in _HIDDEN_ATTRIBUTES}
+    if node.op not in {"Const", "Placeholder", "VarHandleOp"} and not list(functions_of(node)):
+        shown = {key: value for key, value in shown.items() if key in {"value", "seed", "seed2", "merge_op"}}
+    attributes = " {" + ", ".join(f"{key}={value}" for key, value in shown.items()) + "}" if shown else ""
+    device = f" @{node.device}" if node.device else ""
+    return f"{node.name} = {node.op}({inputs}){attributes}{device}"
+
+
+def format_graph(graph: tf.compat.v1.GraphDef) -> str:
+    """Every op on a line, producers before consumers where the graph allows it, else in graph order."""
+    nodes = {node.name: node for node in graph.node}
+    printed: dict[str, None] = {}
+    for name in nodes:
+        pending = [name]
+        entered: set[str] = set()
+        while pending:
+            current = pending[-1]
+            missing = [
+                producer
+                for producer in map(op_of, nodes[current].input)
+                if producer in nodes and producer not in printed and producer not in entered
+            ]
+            entered.add(current)
+            if missing:
+                pending.append(missing[0])
+                continue
+            printed.setdefault(pending.pop())
+    return "\n".join(format_node(nodes[name]) for name in printed)
+
+
+def format_program(program: Program) -> str:
+    """The graph, then what is fetched and run."""
+    lines = [format_graph(program.graph)]
+    lines += [f"fetch {name}" for name in program.fetches]
+    lines += [f"run {name}" for name in program.run_ops]
+    return "\n".join(lines)
+
+
+def _short(name: str) -> str:
+    return str(parse(name))
+
+
+def _format_attribute(value: tf.compat.v1.AttrValue) -> str:
+    kind = value.WhichOneof("value")
+    if kind == "tensor":
+        array = tf.make_ndarray(value.tensor)
+        return str(array.tolist()) if array.size <= 4 else f"<{array.dtype} {list(array.shape)}>"
+    if kind == "shape":
+        if value.shape.unknown_rank:
+            return "?"
+        return "[" + ",".join("?" if size.size < 0 else str(size.size) for size in value.shape.dim) + "]"
+    if kind == "s":
+        return value.s.decode(errors="replace")
+    if kind == "func":
+        return value.func.name
+    if kind == "type":
+        return tf.as_dtype(value.type).name
+    if kind == "list":
+        return "[" + ", ".join(function.name for function in value.list.func) + "]"
+    return str(getattr(value, kind)) if kind else ""

@@ -1,0 +1,1 @@
+"""How one variable's replicas stay equal: what stands between its gradients and its update."""

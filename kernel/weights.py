@@ -1,0 +1,40 @@
+"""How much each replica's value counts when replicas are combined."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from autodist_py.kernel.fragment import TensorSpec
+from autodist_py.kernel.program import Program
+
+
+def batch_specs(program: Program) -> list[TensorSpec]:
+    """What `replica_weights` needs of the graph, as arguments of a fragment: the step's rows, then each replica's."""
+    if program.batch is None:
+        return []
+    return [TensorSpec(name, tf.int64, ()) for name in (program.batch.total, *program.batch.rows)]
+
+
+def replica_weights(program: Program, batch: Sequence[tf.Tensor], reduction: str) -> list[tf.Tensor]:
+    """A float64 scalar for each local replica, by which its value counts in the sum over all replicas.
+
+    Args:
+        program: says how many replicas there are.
+        batch: the tensors that `batch_specs` asked for.
+        reduction: "mean": the replica's share of the step's examples; "sum": 1, and 0 for a replica without examples.
+
+    Returns:
+        The weights. Where nothing is batched, every replica computes the same, and each counts alike.
+    """
+    if not batch:
+        share = tf.constant(1.0 / program.place.num_replicas, tf.float64)
+        return [share] * program.num_local_replicas
+    total, *rows = batch
+    if reduction == "sum":
+        return [tf.cast(own > 0, tf.float64) for own in rows]
+    return [tf.cast(own, tf.float64) / tf.cast(total, tf.float64) for own in rows]
+
+
+def weighted(value: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """`value * weight`, and 0 where the weight is 0, whatever the value: an empty replica's NaN is left out."""
+    return tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype))

@@ -1,0 +1,1 @@
+"""User code -> GraphItem: the front end of the compiler."""

@@ -1,0 +1,157 @@
+"""From a traced graph and what was recorded of it to a GraphItem: shared by all doors of capture."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from autodist_py.capture.canonical import canonical
+from autodist_py.kernel.graph_view import GraphView
+from autodist_py.kernel.names import op_of
+from autodist_py.proto.errors import CaptureError
+from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Output, Variable
+
+
+@dataclass(frozen=True, slots=True)
+class TracedGraph:
+    """A single-device graph with variables as `VarHandleOp`s, and what capture knows about it.
+
+    Attributes:
+        graph: the graph; ops that nothing needs may stand in it.
+        variables: its variables; their update ops are found here.
+        gradients: the gradients that were recorded, in order.
+        inputs: its placeholders.
+        outputs: what is fetched.
+        run_ops: what must run beside.
+    """
+
+    graph: tf.compat.v1.GraphDef
+    variables: tuple[Variable, ...]
+    gradients: tuple[Gradient, ...]
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    run_ops: tuple[str, ...]
+
+
+def assemble(traced: TracedGraph, *, loss_reduction: str, savers: Iterable[bytes] = ()) -> GraphItem:
+    """The GraphItem: the ops that are needed, in canonical form, and of the gradients those that train or are fetched.
+
+    Raises:
+        CaptureError: a gradient trains and is also differentiated through (MAML).
+    """
+    whole = GraphView(traced.graph)
+    needed = whole.ancestors([*(op_of(output.tensor) for output in traced.outputs), *traced.run_ops])
+    recorded = [gradient for gradient in traced.gradients if any(op_of(name) in needed for name in gradient.tensors)]
+    needed |= whole.ancestors(op_of(name) for gradient in recorded for name in gradient.tensors)
+    inputs = traced.inputs
+    graph = canonical(traced.graph, needed | {source.name for source in inputs})
+    view = GraphView(graph)
+    gradients = _training(view, traced, recorded)
+    variables = tuple(
+        replace(variable, update_ops=view.writes[variable.name])
+        for variable in traced.variables
+        if variable.name in view.nodes
+    )
+    return GraphItem(
+        graph_def=graph.SerializeToString(deterministic=True),
+        variables=variables,
+        gradients=gradients,
+        inputs=inputs,
+        outputs=traced.outputs,
+        run_ops=traced.run_ops,
+        loss_reduction=loss_reduction,
+        savers=tuple(savers),
+    )
+
+
+def _training(view: GraphView, traced: TracedGraph, recorded: Sequence[Gradient]) -> tuple[Gradient, ...]:
+    """Those of the recorded gradients that reach a write or a result other than through another gradient."""
+    writers = {writer for names in view.writes.values() for writer in names}
+    ends = writers | {op_of(output.tensor) for output in traced.outputs}
+    seams = {op_of(tensor): gradient for gradient in recorded for tensor in gradient.tensors}
+    training = []
+    for gradient in recorded:
+        own = {op_of(tensor) for tensor in gradient.tensors}
+        others = seams.keys() - own
+        reached = view.dataflow_descendants(own, blocked=others)
+        reaches_end = bool(reached & ends)
+        inner_to = sorted(
+            {seams[name].variable for name in others if any(op_of(i) in reached for i in _data_inputs(view, name))}
+        )
+        if reaches_end and inner_to:
+            raise CaptureError(
+                f"the gradient of variable '{gradient.variable}' trains it (or is fetched), and the gradient of "
+                f"'{inner_to[0]}' is computed through it, as in MAML: combining it before its use would change the "
+                "outer gradient. Use tf.stop_gradient on one of the two, or train this step on one device"
+            )
+        if reaches_end:
+            training.append(gradient)
+    return tuple(training)
+
+
+def reject_idle_gradients(recorded: Sequence[Gradient], item: GraphItem) -> None:
+    """Refuse a step that computes gradients and trains nothing.
+
+    Raises:
+        CaptureError: none of the `recorded` gradients reaches a variable or a result of `item`.
+    """
+    if recorded and not item.gradients:
+        names = ", ".join(dict.fromkeys(gradient.variable for gradient in recorded))
+        raise CaptureError(
+            f"the step computes gradients (of {names}), but none of them reaches a variable or a result, so nothing "
+            "would train. Apply them in the step: optimizer.apply_gradients(zip(gradients, variables))"
+        )
+
+
+def _data_inputs(view: GraphView, name: str) -> list[str]:
+    return [tensor for tensor in view.nodes[name].input if not tensor.startswith("^")]
+
+
+def unique_names(wanted: Sequence[str], taken: Iterable[str]) -> list[str]:
+    """`wanted` with `_1`, `_2`, ... after names that were there before, so that all differ, and from `taken` too."""
+    used = set(taken)
+    result = []
+    for name in wanted:
+        candidate, count = name, 0
+        while candidate in used:
+            count += 1
+            candidate = f"{name}_{count}"
+        used.add(candidate)
+        result.append(candidate)
+    return result
+
+
+def static_shape(shape: tf.TensorShape) -> tuple[int | None, ...] | None:
+    """A TensorShape as a tuple; None where the rank is unknown."""
+    return None if shape.rank is None else tuple(shape.as_list())
+
+
+def aggregation_name(value: Any) -> str:
+    """A `tf.VariableAggregation`, of TensorFlow 1 or 2, by the name that GraphItems use."""
+    return str(value.name)
+
+
+def mapped_variables(variables: Mapping[str, tf.Variable]) -> tuple[Variable, ...]:
+    """GraphItem variables for TensorFlow's, by the names they have in the graph."""
+    return tuple(
+        Variable(
+            name=name,
+            dtype=variable.dtype.base_dtype.name,
+            shape=full_shape(name, variable.shape),
+            trainable=bool(variable.trainable),
+            aggregation=aggregation_name(variable.aggregation),
+        )
+        for name, variable in variables.items()
+    )
+
+
+def full_shape(name: str, shape: tf.TensorShape) -> tuple[int, ...]:
+    """The static shape of the variable `name`.
+
+    Raises:
+        CaptureError: a dimension is unknown.
+    """
+    if not shape.is_fully_defined():
+        raise CaptureError(f"variable '{name}' has the shape {shape}; give it a static shape")
+    return tuple(shape.as_list())

@@ -1,0 +1,87 @@
+"""Recording gradients: what the user's `tape.gradient` and `tf.gradients` return, while a step is traced.
+
+Each recorded gradient is passed on through ops of its own (`Identity`), so that the kernel has one place per
+gradient at which to combine it: all that reads a gradient reads it there.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from autodist_py.capture import tf_adapter
+from autodist_py.proto.errors import CaptureError
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedGradient:
+    """A gradient as the user's code received it.
+
+    Attributes:
+        handle: the variable's resource handle, a tensor of the traced graph.
+        tensors: the gradient, or indices, values and dense shape of a sparse one.
+    """
+
+    handle: tf.Tensor
+    tensors: tuple[tf.Tensor, ...]
+
+
+class GradientRecorder:
+    """Records, while active, the gradients of variables computed in one graph, in order."""
+
+    def __init__(self, graph: tf.Graph):
+        self._graph = graph
+        self._depth = 0
+        self.gradients: list[RecordedGradient] = []
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Record within this context."""
+        with tf_adapter.gradient_calls(self._on_gradients):
+            yield
+
+    def _on_gradients(self, compute: Callable[[], list[Any]], sources: Sequence[Any]) -> list[Any]:
+        # Only the outermost call counts: inside it, gradients of branches, loops and recomputed parts are computed too.
+        if self._depth or not tf_adapter.is_within(self._graph):
+            return compute()
+        self._depth += 1
+        try:
+            gradients = compute()
+        finally:
+            self._depth -= 1
+        return [self._record(source, gradient) for source, gradient in zip(sources, gradients, strict=True)]
+
+    def _record(self, source: Any, gradient: Any) -> Any:
+        handle = self._graph_handle(source)
+        if handle is None or gradient is None:
+            return gradient
+        current = tf.compat.v1.get_default_graph()
+        if current is not self._graph:
+            raise CaptureError(
+                f"the gradient of variable '{getattr(source, 'path', None) or getattr(source, 'name', source)}' is "
+                f"computed inside a loop body, branch or function ('{current.name}'), where it cannot be combined over "
+                "replicas; compute it in the step itself"
+            )
+        with tf.name_scope("gradient"), tf.control_dependencies(None):
+            passed = tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
+        if isinstance(passed, tf.IndexedSlices):
+            if passed.dense_shape is None:
+                passed = tf.IndexedSlices(passed.values, passed.indices, tf.identity(tf.shape(source)))
+            tensors: tuple[tf.Tensor, ...] = (passed.indices, passed.values, passed.dense_shape)
+        else:
+            tensors = (passed,)
+        self.gradients.append(RecordedGradient(handle, tensors))
+        return passed
+
+    def _graph_handle(self, source: Any) -> tf.Tensor | None:
+        """The handle of a variable in the graph; None where the source is no variable."""
+        if tf_adapter.is_variable(source):
+            handle = source.handle
+        elif isinstance(source, tf.Tensor) and source.dtype == tf.resource:
+            handle = source
+        else:
+            return None
+        capture = getattr(self._graph, "capture", None)
+        return capture(handle) if capture is not None else handle

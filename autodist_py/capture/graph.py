@@ -1,0 +1,184 @@
+"""The graph door: TF1-style code built in `scope()` -> GraphItems, one for each signature of feeds and fetches."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from autodist_py.capture import tf_adapter
+from autodist_py.capture.assemble import (
+    TracedGraph,
+    aggregation_name,
+    assemble,
+    full_shape,
+    reject_idle_gradients,
+    static_shape,
+)
+from autodist_py.capture.gradients import GradientRecorder
+from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
+from autodist_py.kernel.names import op_of
+from autodist_py.proto.errors import CaptureError
+from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Output, Variable
+
+_REFERENCE_VARIABLES = frozenset({"Variable", "VariableV2", "AutoReloadVariable", "TemporaryVariable"})
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What one kind of `session.run` asks for: names in the graph."""
+
+    feeds: tuple[str, ...]
+    fetches: tuple[str, ...]
+    targets: tuple[str, ...]
+
+
+class GraphScope:
+    """A graph that is captured: what is recorded while it is built, and the items that are cut out of it."""
+
+    def __init__(self, graph: tf.Graph, *, seed: int | None):
+        self.graph = graph
+        self._recorder = GradientRecorder(graph)
+        self._seed = seed
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record gradients, and trace tf.functions inline, while the user builds the graph."""
+        if self._seed is not None and self.graph.seed is None:
+            self.graph.seed = self._seed
+        with ExitStack() as stack:
+            stack.enter_context(self._recorder.active())
+            stack.enter_context(tf_adapter.inlined_functions(self.graph))
+            yield
+
+    @property
+    def version(self) -> int:
+        """Grows with every op that is added."""
+        return int(self.graph.version)
+
+    def variables(self) -> dict[str, Variable]:
+        """The graph's variables by name.
+
+        Raises:
+            CaptureError: a reference variable, or one without a static shape.
+        """
+        known = {
+            op_of(variable.handle.name): variable
+            for collection in (tf.compat.v1.GraphKeys.GLOBAL_VARIABLES, tf.compat.v1.GraphKeys.LOCAL_VARIABLES)
+            for variable in self.graph.get_collection(collection)
+            if tf_adapter.is_variable(variable)
+        }
+        found = {}
+        for op in self.graph.get_operations():
+            if op.type in _REFERENCE_VARIABLES:
+                raise CaptureError(
+                    f"variable '{op.name}' is a reference variable ({op.type}), which TensorFlow cannot use across "
+                    "functions; make it with use_resource=True, or do not disable resource variables"
+                )
+            if op.type == VARIABLE_OP:
+                found[op.name] = _variable(op, known.get(op.name))
+        return found
+
+    def item(self, *, loss_reduction: str) -> GraphItem:
+        """The whole training graph: all updates that a recorded gradient reaches, with all that they need.
+
+        Raises:
+            CaptureError: gradients were computed, and none of them reaches a variable.
+        """
+        definition = self.graph.as_graph_def()
+        view = GraphView(definition)
+        gradients = self._gradients()
+        reached = view.dataflow_descendants({op_of(tensor) for g in gradients for tensor in g.tensors})
+        updates = tuple(
+            node.name
+            for node in definition.node
+            if node.name in reached and any(node.name in writers for writers in view.writes.values())
+        )
+        placeholders = tuple(op.outputs[0].name for op in self.graph.get_operations() if op.type == "Placeholder")
+        needed = view.ancestors(updates)
+        fed = tuple(name for name in placeholders if op_of(name) in needed)
+        item = self.cut(Signature(fed, (), updates), loss_reduction=loss_reduction)
+        reject_idle_gradients(gradients, item)
+        return item
+
+    def cut(self, signature: Signature, *, loss_reduction: str) -> GraphItem:
+        """The part of the graph that `signature` runs, with its feeds as inputs.
+
+        Raises:
+            CaptureError: a placeholder is needed and not fed, or a tensor cannot be fed.
+        """
+        definition = self.graph.as_graph_def()
+        inputs = tuple(self._input(name) for name in signature.feeds)
+        _feed(definition, self.graph, signature.feeds)
+        view = GraphView(definition)
+        needed = view.ancestors([*map(op_of, signature.fetches), *signature.targets])
+        fed = {source.name for source in inputs}
+        missing = sorted(n for n in needed if view.nodes[n].op == "Placeholder" and n not in fed)
+        if missing:
+            raise CaptureError(f"placeholder '{missing[0]}' must be fed for what is run; add it to feed_dict")
+        return assemble(
+            TracedGraph(
+                graph=definition,
+                variables=tuple(self.variables().values()),
+                gradients=self._gradients(),
+                inputs=inputs,
+                outputs=tuple(map(self._output, signature.fetches)),
+                run_ops=signature.targets,
+            ),
+            loss_reduction=loss_reduction,
+        )
+
+    def _gradients(self) -> tuple[Gradient, ...]:
+        return tuple(
+            Gradient(op_of(gradient.handle.name), tuple(tensor.name for tensor in gradient.tensors))
+            for gradient in self._recorder.gradients
+        )
+
+    def _input(self, name: str) -> Input:
+        tensor = self.graph.get_tensor_by_name(name)
+        shape = static_shape(tensor.shape)
+        return Input(
+            op_of(name), tensor.dtype.base_dtype.name, shape, batched=shape is not None and shape[:1] == (None,)
+        )
+
+    def _output(self, name: str) -> Output:
+        tensor = self.graph.get_tensor_by_name(name)
+        return Output(name, tensor.dtype.base_dtype.name, static_shape(tensor.shape))
+
+
+def _feed(definition: tf.compat.v1.GraphDef, graph: tf.Graph, feeds: Sequence[str]) -> None:
+    """Put a placeholder in the place of every op whose result is fed."""
+    tensors: Mapping[str, Any] = {op_of(name): graph.get_tensor_by_name(name) for name in feeds}
+    for node in definition.node:
+        tensor = tensors.get(node.name)
+        if tensor is None or node.op == "Placeholder":
+            continue
+        if len(tensor.op.outputs) != 1:
+            raise CaptureError(
+                f"tensor '{tensor.name}' cannot be fed: its op '{node.op}' has {len(tensor.op.outputs)} results; "
+                "feed a placeholder, or the result of an op that has one"
+            )
+        node.op = "Placeholder"
+        node.ClearField("input")
+        node.attr.clear()
+        node.attr["dtype"].type = tensor.dtype.base_dtype.as_datatype_enum
+        node.attr["shape"].shape.CopyFrom(tensor.shape.as_proto())
+
+
+def _variable(op: tf.Operation, variable: Any) -> Variable:
+    return Variable(
+        name=op.name,
+        dtype=tf.as_dtype(op.get_attr("dtype")).name,
+        shape=full_shape(op.name, tf.TensorShape(op.get_attr("shape"))),
+        trainable=bool(getattr(variable, "trainable", False)),
+        aggregation=aggregation_name(getattr(variable, "aggregation", tf.VariableAggregation.NONE)),
+        definition=_definition(variable),
+    )
+
+
+def _definition(variable: Any) -> bytes:
+    if variable is None:
+        return b""
+    with variable.graph.as_default():
+        return bytes(variable.to_proto().SerializeToString(deterministic=True))

@@ -1,0 +1,125 @@
+"""All that capture uses of TensorFlow's private modules."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
+from tensorflow.python.framework import func_graph as func_graph_module
+from tensorflow.python.ops import gradients_util
+from tensorflow.python.ops import resource_variable_ops as variable_ops
+
+FuncGraph = func_graph_module.FuncGraph
+BaseVariable = variable_ops.BaseResourceVariable
+
+
+def trace(
+    function: Callable[..., Any], graph: Any, args: Sequence[Any], kwargs: dict[str, Any], *, autograph: bool
+) -> None:
+    """Run `function` in the FuncGraph `graph`, whose placeholders `args` and `kwargs` are, as tf.function would."""
+    converted = autograph_util.py_func_from_autograph(function) if autograph else function
+    func_graph_module.func_graph_from_py_func(
+        graph.name, converted, list(args), kwargs, func_graph=graph, create_placeholders=False
+    )
+
+
+def flat_outputs(graph: Any) -> list[Any]:
+    """The traced function's results, flat: tensors, and None where it returned None."""
+    return func_graph_module.flatten(graph.structured_outputs)
+
+
+def is_within(graph: Any) -> bool:
+    """Whether ops are now made in `graph`, or in a branch, loop body or function that is being traced inside it."""
+    current = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
+    while current is not None:
+        if current is graph:
+            return True
+        current = getattr(current, "outer_graph", None)
+    return False
+
+
+@contextmanager
+def patched(owner: Any, attribute: str, replacement: Any) -> Iterator[None]:
+    """`owner.attribute` is `replacement` within the context."""
+    own = attribute in vars(owner)
+    original = vars(owner).get(attribute)
+    setattr(owner, attribute, replacement)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, attribute, original)
+        else:
+            delattr(owner, attribute)
+
+
+@contextmanager
+def gradient_calls(on_gradients: Callable[[Callable[[], list[Any]], Sequence[Any]], list[Any]]) -> Iterator[None]:
+    """Every gradient computation goes through `on_gradients(compute, sources)`.
+
+    `compute()` returns the gradients, one for each of the flat `sources` (variables, tensors), as `on_gradients` does.
+    """
+    helper = gradients_util._GradientsHelper
+    tape_gradient = tf.GradientTape.gradient
+
+    def symbolic(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        sources = list(xs) if isinstance(xs, list | tuple) else [xs]
+        return on_gradients(lambda: helper(ys, xs, *args, **kwargs), sources)
+
+    def taped(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        def compute() -> list[Any]:
+            gradients = tape_gradient(tape, target, sources, *args, **kwargs)
+            return [gradients] if not tf.nest.is_nested(sources) else _flatten_up_to(sources, gradients)
+
+        gradients = on_gradients(compute, tf.nest.flatten(sources))
+        return gradients[0] if not tf.nest.is_nested(sources) else tf.nest.pack_sequence_as(sources, gradients)
+
+    with patched(gradients_util, "_GradientsHelper", symbolic), patched(tf.GradientTape, "gradient", taped):
+        yield
+
+
+def _flatten_up_to(sources: Any, gradients: Any) -> list[Any]:
+    return func_graph_module.nest.flatten_up_to(sources, gradients)
+
+
+@contextmanager
+def handle_uses(on_use: Callable[[Any], None]) -> Iterator[None]:
+    """`on_use(variable)` is called whenever an op is made on a variable."""
+    original = BaseVariable.handle
+
+    def handle(variable: Any) -> Any:
+        on_use(variable)
+        return original.fget(variable)
+
+    with patched(BaseVariable, "handle", property(handle)):
+        yield
+
+
+@contextmanager
+def inlined_functions(graph: Any) -> Iterator[None]:
+    """Calls of tf.functions inside `graph` are traced in place, through autograph, as if they were plain Python."""
+    original = polymorphic_function.Function.__call__
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_within(graph):
+            return original(function, *args, **kwargs)
+        body = function.python_function
+        if function._autograph:
+            body = autograph_util.py_func_from_autograph(body, function._experimental_autograph_options)
+        return body(*args, **kwargs)
+
+    with patched(polymorphic_function.Function, "__call__", call):
+        yield
+
+
+def unwrap_function(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
+    """The Python function inside a tf.function, and whether autograph converts it; a plain one is converted."""
+    if isinstance(function, polymorphic_function.Function):
+        return function.python_function, function._autograph
+    return function, True
+
+
+def is_variable(value: Any) -> bool:
+    """Whether `value` is a resource variable (a Keras variable included)."""
+    return variable_ops.is_resource_variable(value)

@@ -1,0 +1,239 @@
+"""`AutoDist`: what the user holds. It joins the cluster, and opens the doors through which code is captured."""
+
+import itertools
+import os
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import tensorflow as tf
+
+from autodist_py.capture.function import CapturedFunction
+from autodist_py.capture.graph import GraphScope
+from autodist_py.compiler import Compiler
+from autodist_py.dump import Dump
+from autodist_py.function import DistributedFunction, Program
+from autodist_py.kernel.program import Options
+from autodist_py.proto.errors import AutoDistError, CaptureError
+from autodist_py.proto.resource_spec import ResourceSpec
+from autodist_py.proto.strategy import Strategy
+from autodist_py.resources import load_resource_spec, this_machine
+from autodist_py.runtime.cluster import join_cluster
+from autodist_py.runtime.seeds import share_seed
+from autodist_py.runtime.session import DistributedSession
+from autodist_py.settings import Settings
+from autodist_py.strategy_builders.base import StrategyBuilder, resolve_builder
+
+_CHOICES = {
+    "batch": ("global", "local"),
+    "loss_reduction": ("mean", "sum"),
+    "fetch_reduction": ("mean", "sum"),
+}
+
+
+class AutoDist:
+    """Single-device training code in, distributed training out.
+
+    With several workers it joins the cluster and starts the others, so it comes before anything of TensorFlow's that is
+    made eagerly (variables, models, iterators), as `hvd.init()` does. With one worker there is no such rule.
+
+    Args:
+        resource_spec_file: a YAML file that says what to train on; None: what `autodist run` was given, else this
+            machine (its GPUs, or one CPU). A `ResourceSpec` does too.
+        strategy_builder: how to distribute: a builder, or a name with or without arguments ("AllReduce(chunk_size=32)").
+            Default: AllReduce.
+        batch: "global": every worker is given the same, whole batch, and takes its slice; "local": each worker's batch is
+            its own part.
+        loss_reduction: what the loss does over examples, "mean" or "sum".
+        fetch_reduction: how a float that differs between replicas is returned, "mean" (over examples) or "sum".
+        sum_duplicates: sum duplicate rows of a sparse gradient before the update sees them. That is another
+            algorithm for optimizers that square each row by itself (Keras's Adam family).
+        strict: refuse what cannot be done exactly as asked, instead of warning and doing the next best.
+        seed: the seed of random numbers; None: one that the chief chooses, unless the user sets one.
+
+    Raises:
+        ResourceSpecError: the file is no valid resource spec.
+        StrategyError: no such builder, or wrong arguments.
+        ClusterError: the workers could not be joined.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(
+        self,
+        resource_spec_file: str | os.PathLike[str] | ResourceSpec | None = None,
+        strategy_builder: StrategyBuilder | str | None = None,
+        *,
+        batch: str = "global",
+        loss_reduction: str = "mean",
+        fetch_reduction: str = "mean",
+        sum_duplicates: bool = False,
+        strict: bool = True,
+        seed: int | None = None,
+    ):
+        given = {"batch": batch, "loss_reduction": loss_reduction, "fetch_reduction": fetch_reduction}
+        for name, value in given.items():
+            if value not in _CHOICES[name]:
+                raise AutoDistError(f"{name} must be one of {', '.join(_CHOICES[name])}; received {value!r}")
+        settings = Settings.from_environment()
+        builder = resolve_builder(strategy_builder)
+        self.resources = _resources(resource_spec_file, settings)
+        self.strict = strict
+        self._loss_reduction = loss_reduction
+        self._cluster = join_cluster(self.resources, settings)
+        self._name = f"autodist-{next(self._numbers)}"
+        share_seed(self._cluster, seed, key=f"{self._name}/seed")
+        options = Options(batch=batch, fetch_reduction=fetch_reduction, sum_duplicates=sum_duplicates)
+        observers = [Dump(settings.dump_dir, self._name)] if settings.dump_dir else []
+        self._compiler = Compiler(self._name, self._cluster, self.resources, builder, options, observers)
+        self._functions: list[DistributedFunction] = []
+        self._scope: GraphScope | None = None
+        self._session: DistributedSession | None = None
+        self._closed = False
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank; the chief's is 0."""
+        return self._cluster.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers train together."""
+        return self._cluster.num_workers
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker is the chief: the one that writes files and prints."""
+        return self._cluster.is_chief
+
+    def function(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        batched: Collection[str] | None = None,
+    ) -> Any:
+        """Distribute a step function; used as `@autodist.function`, or with arguments.
+
+        Args:
+            function: computes one training step of one device: a Python function, a method or a tf.function.
+            batched: the names of the arguments whose first dimension is the batch; None: the first array argument, and
+                those that share its leading size.
+
+        Returns:
+            A function that is called alike, trains on the global batch, and returns what one device would have.
+        """
+        if function is None:
+            return lambda decorated: self.function(decorated, batched=batched)
+        self._require_open("function")
+        step = DistributedFunction(
+            function,
+            self._compile,
+            paused=self._compiler.mirrors.paused,
+            name=f"{self._name}/function-{len(self._functions)}",
+            loss_reduction=self._loss_reduction,
+            batched=batched,
+        )
+        self._functions.append(step)
+        return step
+
+    @contextmanager
+    def scope(self) -> Iterator[Self]:
+        """Capture what is built in here.
+
+        In graph mode (`with tf.Graph().as_default(), autodist.scope():`) the graph is the single-device program;
+        `create_distributed_session()` compiles it.
+
+        Raises:
+            CaptureError: a second graph under the same AutoDist object.
+        """
+        self._require_open("scope")
+        if tf.executing_eagerly():
+            yield self
+            return
+        graph = tf.compat.v1.get_default_graph()
+        if self._scope is None:
+            self._scope = GraphScope(graph, seed=self._cluster.seed if self.num_workers > 1 else None)
+        elif self._scope.graph is not graph:
+            raise CaptureError(
+                "scope() was entered with another graph than before; one AutoDist object compiles one graph. "
+                "Close this one and make another AutoDist for the second graph"
+            )
+        with self._scope.recording():
+            yield self
+
+    def create_distributed_session(self) -> DistributedSession:
+        """A session over the graph that was built in `scope()`, with the interface of `tf.compat.v1.Session`.
+
+        Raises:
+            CaptureError: no graph was built in `scope()`; or there is an open session already.
+        """
+        self._require_open("create_distributed_session")
+        if self._scope is None:
+            raise CaptureError(
+                "create_distributed_session() is for graph mode, and no graph was built in scope(). Build it there: "
+                "with tf.Graph().as_default(), autodist.scope(): ...; for TF2 steps use @autodist.function"
+            )
+        if self._session is not None and not self._session.closed:
+            raise CaptureError(
+                "this AutoDist has an open session already; close it first, or make another AutoDist for another graph"
+            )
+        self._session = DistributedSession(self._scope, self._compiler, loss_reduction=self._loss_reduction)
+        return self._session
+
+    def build_strategy(self, step: DistributedFunction | None = None, *args: Any, **kwargs: Any) -> Strategy:
+        """The strategy for the graph built in `scope()`, or for `step` called with these arguments; nothing is run.
+
+        Raises:
+            CaptureError: neither a graph nor a step is given.
+        """
+        self._require_open("build_strategy")
+        if step is not None:
+            return self._compiler.strategy(step.captured(*args, **kwargs).item)
+        if self._scope is None:
+            raise CaptureError("build_strategy() needs a graph built in scope(), or a step function and its arguments")
+        return self._compiler.strategy(self._scope.item(loss_reduction=self._loss_reduction))
+
+    def sync(self) -> None:
+        """Bring the user's variables up to date with the running state.
+
+        They are so after every step under AllReduce, whose variables live on the workers.
+        """
+        self._require_open("sync")
+
+    def close(self) -> None:
+        """End this object's work: its programs and copies are let go, the user's variables stay as they are."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._session is not None:
+            self._session.close()
+        for function in self._functions:
+            function.clear()
+        self._functions.clear()
+        self._compiler.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _compile(self, name: str, captured: CapturedFunction) -> Program:
+        self._require_open("function")
+        strategy = self._compiler.strategy(captured.item)
+        make = self._compiler.distributed if captured.item.gradients else self._compiler.alone
+        return make(captured.item, strategy, captured.variables, captured.state, name=name)
+
+    def _require_open(self, what: str) -> None:
+        if self._closed:
+            raise AutoDistError(f"{what} was used after this AutoDist was closed; make a new one")
+
+
+def _resources(given: str | os.PathLike[str] | ResourceSpec | None, settings: Settings) -> ResourceSpec:
+    if isinstance(given, ResourceSpec):
+        return given
+    path = given if given is not None else settings.resource_spec
+    return this_machine() if path is None else load_resource_spec(path)

@@ -1,0 +1,101 @@
+"""The `autodist` command: `run` starts a script on its workers, `inspect` prints a saved value.
+
+Neither imports TensorFlow: scripts do, in processes of their own.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from autodist_py import __version__
+from autodist_py.proto.errors import AutoDistError
+from autodist_py.proto.resource_spec import YAML_SUFFIXES
+from autodist_py.proto.values import load_value
+from autodist_py.relay import screens
+from autodist_py.resources import load_resource_spec, local_resource_spec
+from autodist_py.settings import RESOURCE_SPEC_VARIABLE, WORKER_OUTPUT_VARIABLE, WORKER_VARIABLES
+from autodist_py.supervisor import run_chief
+
+_FILE = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="autodist")
+def main() -> None:
+    """Train single-device TensorFlow code on several devices and workers."""
+
+
+@main.command(context_settings={"allow_interspersed_args": False})
+@click.option("--local", "workers", type=click.IntRange(min=1), metavar="N", help="N workers on this machine.")
+@click.option("--spec", type=_FILE, metavar="FILE", help="The workers of a resource spec (YAML).")
+@click.option("--cpus", type=click.IntRange(min=1), metavar="K", help="With --local: K CPU devices per worker.")
+@click.argument("script", type=_FILE)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+def run(workers: int | None, spec: Path | None, cpus: int | None, script: Path, arguments: tuple[str, ...]) -> None:
+    """Run SCRIPT with ARGS on every worker, with this Python.
+
+    The script starts as the chief; the other workers start when it makes its AutoDist object.
+
+    Each line of output starts with the rank of its worker. A line that the chief keeps rewriting (a progress bar) stays
+    at the bottom of a terminal; elsewhere its last state is printed. The script's input is empty. Ctrl-C is passed on
+    to the chief, which has 15 s to end. The exit code is the chief's, 128 + n if signal n ended it.
+    """
+    if (workers is None) == (spec is None):
+        given = "neither" if workers is None else "both"
+        raise click.UsageError(f"Exactly one of --local and --spec says which workers to run on. Received: {given}.")
+    if cpus is not None and spec is not None:
+        raise click.UsageError("--cpus goes with --local; a resource spec lists the `cpus` of each node itself.")
+    with _spec_file(workers, spec, cpus) as spec_file:
+        output, errors = screens()
+        code = run_chief(
+            [sys.executable, str(script), *arguments],
+            _chief_environment(spec_file, output.console),
+            worker_output=WORKER_OUTPUT_VARIABLE,
+            output=output,
+            errors=errors,
+        )
+    sys.exit(code)
+
+
+@contextmanager
+def _spec_file(workers: int | None, spec: Path | None, cpus: int | None) -> Iterator[Path]:
+    """The file with the resource spec, checked; for `--local` one that is removed in the end."""
+    try:
+        checked = load_resource_spec(spec) if spec is not None else local_resource_spec(workers or 1, cpus or 1)
+    except AutoDistError as error:
+        raise click.UsageError(str(error)) from error
+    if spec is not None:
+        yield spec.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="autodist-") as folder:
+        path = Path(folder) / "resource_spec.yaml"
+        checked.save(path)
+        yield path
+
+
+def _chief_environment(spec_file: Path, console: Console) -> dict[str, str]:
+    """Our environment, as the chief shall see it: of no other run's worker, unbuffered, as wide as the terminal."""
+    environment = {name: value for name, value in os.environ.items() if name not in WORKER_VARIABLES}
+    environment |= {RESOURCE_SPEC_VARIABLE: str(spec_file), "PYTHONUNBUFFERED": "1"}
+    if console.is_terminal:
+        # rich draws progress bars into a pipe when told that what reads it understands terminal codes.
+        environment.setdefault("TTY_COMPATIBLE", "1")
+        environment["COLUMNS"] = str(console.width - len("[0] "))
+    return environment
+
+
+@main.command()
+@click.argument("file", type=_FILE)
+def inspect(file: Path) -> None:
+    """Print the value saved in FILE as text: a GraphItem, a Strategy or a ResourceSpec (binary, JSON or YAML)."""
+    try:
+        value = load_resource_spec(file) if file.suffix in YAML_SUFFIXES else load_value(file)
+    except AutoDistError as error:
+        raise click.ClickException(str(error)) from error
+    Console(soft_wrap=True).print(str(value), markup=False, highlight=False)

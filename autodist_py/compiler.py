@@ -1,0 +1,221 @@
+"""From a captured step to a program that runs on this worker: what all doors do after capture.
+
+It owns the order of things between the workers: the same graph everywhere, the chief's strategy and initial values.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from autodist_py.kernel.device import Place, resolve
+from autodist_py.kernel.pipeline import CompiledProgram, compile
+from autodist_py.kernel.printer import format_graph
+from autodist_py.kernel.program import Options
+from autodist_py.kernel.rewrite import Observer
+from autodist_py.proto.errors import AutoDistError, CaptureError
+from autodist_py.proto.graph_item import GraphItem
+from autodist_py.proto.resource_spec import ResourceSpec
+from autodist_py.proto.strategy import Strategy
+from autodist_py.proto.strategy_pb2 import Strategy as StrategyMessage
+from autodist_py.runtime.cluster import Cluster
+from autodist_py.runtime.executor import Executor
+from autodist_py.runtime.initial_values import broadcast
+from autodist_py.runtime.mirror import Mirrors
+from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
+
+
+class Compiler:
+    """Makes programs for one AutoDist object."""
+
+    def __init__(
+        self,
+        name: str,
+        cluster: Cluster,
+        resources: ResourceSpec,
+        builder: StrategyBuilder,
+        options: Options,
+        observers: Sequence[Observer] = (),
+    ):
+        self.cluster = cluster
+        self.mirrors = Mirrors()
+        self._name = name
+        self._resources = resources
+        self._builder = builder
+        self._options = options
+        self._observers = observers
+        self._broadcast: set[int] = set()
+        self._next_agreement = 0
+
+    def strategy(self, item: GraphItem) -> Strategy:
+        """The strategy that the chief builds for `item`, on every worker.
+
+        Raises:
+            CaptureError: this worker's graph differs from the chief's; the message shows where.
+            StrategyError: the builder cannot serve this graph or cluster.
+        """
+        self._require_same_graph(item)
+        message = b""
+        if self.cluster.is_chief:
+            message = build_strategy(self._builder, item, self._resources).to_proto().SerializeToString()
+        agreed = self.cluster.agree(self._key("strategy"), message)
+        return Strategy.from_proto(StrategyMessage.FromString(agreed))
+
+    def distributed(
+        self,
+        item: GraphItem,
+        strategy: Strategy,
+        variables: Mapping[str, tf.Variable],
+        state: Mapping[str, tf.Tensor],
+        *,
+        name: str,
+    ) -> "StepProgram":
+        """A program that all workers run together.
+
+        Args:
+            item: what was captured.
+            strategy: how its variables are synchronized.
+            variables: the user's variables, by their names in `item`.
+            state: the tensors for its "state" inputs.
+            name: what the program is called in profiles and causes of failure.
+        """
+        place = resolve(strategy.replicas, self._resources, worker=self.cluster.rank)
+        self._broadcast_new(variables)
+        options = replace(self._options, first_instance_key=self.cluster.next_instance_key)
+        program = compile(item, strategy, place, options, observers=self._observers)
+        self.cluster.next_instance_key = program.next_instance_key
+        self._require_same_launches(program)
+        return StepProgram(self._executor(program, variables, state, name), self.cluster)
+
+    def alone(
+        self,
+        item: GraphItem,
+        strategy: Strategy,
+        variables: Mapping[str, tf.Variable],
+        state: Mapping[str, tf.Tensor],
+        *,
+        name: str,
+    ) -> Executor:
+        """A program without the step's update, that this worker runs by itself on the whole of what it is given.
+
+        One device runs it where nothing is batched, so that there is nothing to share out, and where it writes state.
+        """
+        place = resolve(strategy.replicas, self._resources, worker=self.cluster.rank).alone()
+        if not any(source.batched for source in item.inputs) or any(variable.update_ops for variable in item.variables):
+            place = Place(place.worker, place.replicas[:1])
+        program = compile(item, strategy, place, self._options, observers=self._observers)
+        return self._executor(program, variables, state, name)
+
+    def place(self, strategy: Strategy) -> Place:
+        """Where this worker stands among the strategy's replicas."""
+        return resolve(strategy.replicas, self._resources, worker=self.cluster.rank)
+
+    def forget_initial_values(self, variables: Mapping[str, tf.Variable]) -> None:
+        """These variables were given new values by this worker alone: the chief's count, from the next step on."""
+        self._broadcast -= {id(variable) for variable in variables.values()}
+
+    def broadcast_initial_values(self, variables: Mapping[str, tf.Variable]) -> None:
+        """Make the variables that were not yet the chief's equal to them, on every worker."""
+        self._broadcast_new(variables)
+
+    def close(self) -> None:
+        """Give the user's variables back as they were."""
+        self.mirrors.close()
+        self._broadcast.clear()
+
+    def _executor(
+        self,
+        program: CompiledProgram,
+        variables: Mapping[str, tf.Variable],
+        state: Mapping[str, tf.Tensor],
+        name: str,
+    ) -> Executor:
+        devices = [replica.device for replica in program.place.local_replicas]
+        copies = {
+            (variable_name, position): copy
+            for variable_name, variable in variables.items()
+            for position, copy in enumerate(self.mirrors.copies(variable, devices))
+        }
+        return Executor(program, copies, state, name=name.replace("/", "_"))
+
+    def _broadcast_new(self, variables: Mapping[str, tf.Variable]) -> None:
+        new = {name: variable for name, variable in variables.items() if id(variable) not in self._broadcast}
+        self._broadcast |= {id(variable) for variable in new.values()}
+        if new and self.cluster.num_workers > 1:
+            broadcast(new, self.cluster)
+
+    def _require_same_graph(self, item: GraphItem) -> None:
+        if self.cluster.num_workers == 1:
+            return
+        fingerprint = item.fingerprint.encode()
+        everyone = self.cluster.compare(self._key("fingerprint"), fingerprint)
+        if len(set(everyone.values())) == 1:
+            return
+        chiefs = self.cluster.agree(self._key("graph"), _item_text(item).encode()).decode()
+        different = sorted(rank for rank, value in everyone.items() if value != everyone[0])
+        error = CaptureError(
+            f"the script must build the same graph on every worker, but {_workers(different)} another than the chief: "
+            f"{_first_difference(chiefs, _item_text(item))}. Look for code that depends on the rank, the host, the "
+            "time, the order of a set, or random numbers"
+        )
+        raise error
+
+    def _require_same_launches(self, program: CompiledProgram) -> None:
+        if self.cluster.num_workers == 1:
+            return
+        launches = "\n".join(f"{launch.rank} {launch.what}" for launch in program.launches)
+        everyone = self.cluster.compare(self._key("launches"), launches.encode())
+        if len(set(everyone.values())) > 1:
+            raise AutoDistError(
+                "the workers would launch their collectives in different orders: "
+                + _first_difference(everyone[0].decode(), launches)
+            )
+
+    def _key(self, what: str) -> str:
+        self._next_agreement += 1
+        return f"{self._name}/{self._next_agreement}/{what}"
+
+
+class StepProgram:
+    """A distributed program: counts its steps, and reports the cluster's one cause when it fails."""
+
+    def __init__(self, executor: Executor, cluster: Cluster):
+        self._executor = executor
+        self._cluster = cluster
+
+    def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
+        """One step, together with all other workers.
+
+        Raises:
+            WorkerFailedError: another worker failed; the message names it, and why.
+        """
+        self._cluster.check()
+        self._cluster.step += 1
+        try:
+            results = self._executor.run(feeds)
+        except tf.errors.OpError as error:
+            failure = self._cluster.failure()
+            if failure is not None:
+                raise failure from error
+            raise
+        return results
+
+
+def _item_text(item: GraphItem) -> str:
+    return f"{item}\n{format_graph(tf.compat.v1.GraphDef.FromString(item.graph_def))}"
+
+
+def _first_difference(theirs: str, ours: str) -> str:
+    lines = difflib.unified_diff(theirs.splitlines(), ours.splitlines(), lineterm="", n=0)
+    changed = [line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    removed = next((line[1:] for line in changed if line.startswith("-")), "nothing")
+    added = next((line[1:] for line in changed if line.startswith("+")), "nothing")
+    return f"the chief has `{removed}` where this worker has `{added}`"
+
+
+def _workers(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"worker {ranks[0]} builds"
+    return f"workers {', '.join(map(str, ranks))} build"

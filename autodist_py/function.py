@@ -1,0 +1,215 @@
+"""The step function that `@autodist.function` makes: one program per signature, found by what a call is given."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from autodist_py.capture.function import (
+    Argument,
+    CapturedFunction,
+    Result,
+    Slot,
+    argument_names,
+    capture_function,
+)
+from autodist_py.proto.errors import CaptureError
+
+
+class Program(Protocol):
+    """A compiled step: tensors in, a value for each output of the item out."""
+
+    def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of one call, taken apart.
+
+    Attributes:
+        key: equal for calls that one program serves.
+        tensors: the tensor arguments, in flat order.
+        batched: which of them are batched: they share the size of their first dimension.
+        structure: `(args, kwargs)` with `Slot(i)` in the place of the i-th tensor.
+    """
+
+    key: tuple[Any, ...]
+    tensors: list[tf.Tensor]
+    batched: tuple[bool, ...]
+    structure: Any
+
+
+class DistributedFunction:
+    """A step function, compiled for the cluster; called like the function it was made from.
+
+    Array arguments (tensors and numpy arrays) may change from call to call; the first dimension of the batched ones may
+    change in size. Every other argument is a constant of the program, as in tf.function.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        compile_program: Callable[[str, CapturedFunction], Program],
+        *,
+        paused: Callable[[], AbstractContextManager[None]],
+        name: str,
+        loss_reduction: str,
+        batched: Collection[str] | None,
+    ):
+        self.python_function = function
+        self.__doc__ = getattr(function, "__doc__", None)
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+        self.__wrapped__ = function
+        self._paused = paused
+        self._name = name
+        self._compile = compile_program
+        self._loss_reduction = loss_reduction
+        self._batched = None if batched is None else frozenset(batched)
+        self._programs: dict[tuple[Any, ...], tuple[Program, Result, Any]] = {}
+        self._batched_before: dict[tuple[Any, ...], tuple[bool, ...]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One step on the global batch; returns what one device would have returned.
+
+        Raises:
+            CaptureError: the step cannot be captured, or the arguments' batch dimensions differ.
+            WorkerFailedError: another worker failed; the message names it.
+        """
+        if not tf.executing_eagerly():
+            raise CaptureError(
+                f"'{self.__name__}' is a distributed step and was called while another function is traced "
+                f"('{tf.compat.v1.get_default_graph()}'); call it from plain Python"
+            )
+        call = self._take_apart(args, kwargs)
+        entry = self._programs.get(call.key)
+        if entry is None:
+            entry = self._programs[call.key] = self._make(call, args, kwargs)
+        program, result, _ = entry
+        return result.pack(program.run(call.tensors))
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A step may be a method."""
+        if instance is None:
+            return self
+        bound = self.python_function.__get__(instance, owner)
+        name = f"_distributed_{self.__name__}_{id(self)}"
+        if name not in vars(instance):
+            step = DistributedFunction(
+                bound,
+                self._compile,
+                paused=self._paused,
+                name=self._name,
+                loss_reduction=self._loss_reduction,
+                batched=self._batched,
+            )
+            object.__setattr__(instance, name, step)
+        return vars(instance)[name]
+
+    def captured(self, *args: Any, **kwargs: Any) -> CapturedFunction:
+        """The step as it is captured for these arguments; nothing is compiled or run."""
+        return self._capture(self._take_apart(args, kwargs), args, kwargs)
+
+    def clear(self) -> None:
+        """Let go of all programs."""
+        self._programs.clear()
+
+    def _make(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Program, Result, Any]:
+        captured = self._capture(call, args, kwargs)
+        program = self._compile(f"{self._name}/{len(self._programs)}", captured)
+        return program, captured.result, call.structure  # the structure keeps alive what the key knows by its id
+
+    def _capture(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CapturedFunction:
+        names = argument_names(self.python_function, args, kwargs)
+        leaves = tf.nest.flatten(call.structure)
+        slots = [name for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, Slot)]
+        arguments = [
+            Argument(name, tf.TensorSpec([None, *tensor.shape[1:]] if batched else tensor.shape, tensor.dtype), batched)
+            for name, tensor, batched in zip(slots, call.tensors, call.batched, strict=True)
+        ]
+        with self._paused():
+            return capture_function(
+                self.python_function, arguments, call.structure, loss_reduction=self._loss_reduction
+            )
+
+    def _take_apart(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        tensors: list[tf.Tensor] = []
+        constants: list[Any] = []
+
+        def leaf(value: Any) -> Any:
+            if isinstance(value, np.ndarray | np.generic):
+                value = tf.convert_to_tensor(value)
+            elif isinstance(value, tf.RaggedTensor | tf.SparseTensor | tf.IndexedSlices):
+                raise CaptureError(
+                    f"'{self.__name__}' was given a {type(value).__name__}, which cannot be shared out by rows; pass "
+                    "its components as dense tensors, or make it inside the step"
+                )
+            if isinstance(value, tf.Tensor) and value.dtype not in (tf.resource, tf.variant):
+                tensors.append(value)
+                constants.append(None)
+                return Slot(len(tensors) - 1)
+            constants.append(_constant_key(value))
+            return value
+
+        structure = tf.nest.map_structure(leaf, (tuple(args), dict(kwargs)))
+        shapes = [tensor.shape for tensor in tensors]
+        kind = (
+            _structure_key(structure),
+            tuple(constants),
+            tuple((t.dtype, s.rank) for t, s in zip(tensors, shapes, strict=True)),
+        )
+        batched = self._which_batched(args, kwargs, structure, shapes, kind)
+        key = (kind, tuple(tuple(s[1:]) if b else tuple(s) for s, b in zip(shapes, batched, strict=True)), batched)
+        return Call(key, tensors, batched, structure)
+
+    def _which_batched(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        structure: Any,
+        shapes: Sequence[tf.TensorShape],
+        kind: Any,
+    ) -> tuple[bool, ...]:
+        """Which tensors carry the batch: as the user says, else those that share the first one's leading size.
+
+        Raises:
+            CaptureError: an argument that is, or was in an earlier call, batched has another size than the first.
+        """
+        if self._batched is not None:
+            names = argument_names(self.python_function, args, kwargs)
+            slots = [n for n, leaf in zip(names, tf.nest.flatten(structure), strict=True) if isinstance(leaf, Slot)]
+            wanted = tuple(name in self._batched or name.rpartition("_")[0] in self._batched for name in slots)
+        else:
+            wanted = self._batched_before.get(kind, ())
+        sizes = [shape[0] if shape.rank else None for shape in shapes]
+        first = next((size for size in sizes if size is not None), None)
+        if not wanted:
+            wanted = tuple(size is not None and size == first for size in sizes)
+            self._batched_before[kind] = wanted
+        differing = {size for size, is_batched in zip(sizes, wanted, strict=True) if is_batched}
+        if len(differing) > 1:
+            described = ", ".join(str(shape) for shape, is_batched in zip(shapes, wanted, strict=True) if is_batched)
+            raise CaptureError(
+                f"the batched arguments of '{self.__name__}' must have the same number of examples (first dimension); "
+                f"received shapes {described}. If one of them is no batch, name those that are: "
+                "autodist.function(batched=[...])"
+            )
+        return wanted
+
+
+def _constant_key(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        return (type(value), id(value))
+    return (type(value), value)
+
+
+def _structure_key(structure: Any) -> Any:
+    if isinstance(structure, Mapping):
+        return (type(structure), tuple((key, _structure_key(structure[key])) for key in sorted(structure)))
+    if isinstance(structure, list | tuple):
+        return (type(structure), tuple(map(_structure_key, structure)))
+    return None

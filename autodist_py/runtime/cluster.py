@@ -1,0 +1,161 @@
+"""`join_cluster`: the run that this process is one worker of, as a `Cluster`.
+
+A process belongs to one cluster at most, as TensorFlow's server cannot be stopped. How a program runs on the cluster is
+`executor.py`'s.
+"""
+
+import secrets
+from collections.abc import Callable
+from typing import Protocol
+
+from autodist_py.proto.errors import ClusterError, WorkerFailedError
+from autodist_py.proto.resource_spec import ResourceSpec
+from autodist_py.runtime import tf_adapter
+from autodist_py.runtime.worker_cluster import AGREE_SECONDS, CAUSE_SECONDS, WorkerCluster
+from autodist_py.settings import RANK_VARIABLE, Settings
+
+
+class Cluster(Protocol):
+    """The workers of a run, seen from one of them."""
+
+    step: int
+    """The last step begun, 0 before the first. Count before a step, and only steps that every worker takes part in: a
+    worker whose script ends at step n while another begins n + 1 ends the run."""
+
+    next_instance_key: int
+    """The first instance key that no collective of this process uses; whoever takes keys moves it on."""
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank; 0 is the chief."""
+        ...
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        ...
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the chief."""
+        ...
+
+    @property
+    def run_id(self) -> str:
+        """The run's name, the same on all workers and of no other run."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """The run's random seed, of 31 bits: the chief's choice, the same on all workers."""
+        ...
+
+    def agree(self, key: str, value: bytes, *, timeout: float = AGREE_SECONDS) -> bytes:
+        """The chief's value, on every worker; each calls it with the key. Raises ClusterError when time is up."""
+        ...
+
+    def compare(self, key: str, value: bytes, *, timeout: float = AGREE_SECONDS) -> dict[int, bytes]:
+        """Every worker's value, by rank; each calls it with the key. Raises ClusterError when time is up."""
+        ...
+
+    def barrier(self, key: str, *, timeout: float = AGREE_SECONDS) -> None:
+        """Returns when every worker has called it with the key. Raises ClusterError when time is up."""
+        ...
+
+    def abort(self, reason: str) -> None:
+        """Ends the run on every worker, with this worker, its step and `reason` as the cause."""
+        ...
+
+    def check(self) -> None:
+        """Raises WorkerFailedError, with the run's one cause, if the run has failed. Costs nothing."""
+        ...
+
+    def failure(self, *, wait: float = CAUSE_SECONDS) -> WorkerFailedError | None:
+        """The run's failure, if it is known within `wait` seconds: to raise for an error that may be its effect."""
+        ...
+
+    def on_failure(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """`callback(cause)` is called, in another thread, when the run fails. Returns what takes that back."""
+        ...
+
+    def leave(self) -> None:
+        """Returns when every worker has left; at the latest each does when its script has ended."""
+        ...
+
+
+def join_cluster(resources: ResourceSpec, settings: Settings, *, timeout: float | None = None) -> Cluster:
+    """The cluster of `resources`, joined by this process; the same one when it has joined before.
+
+    With one node nothing is started. With several, the chief starts the others, and returns when all have joined.
+
+    Args:
+        resources: the nodes; each is a worker.
+        settings: the environment of this process.
+        timeout: how many seconds all workers have to join; default: `settings.join_timeout`.
+
+    Raises:
+        ClusterError: the cluster cannot be joined: it is another than before, something eager exists already, a worker
+            does not come, a port is in use.
+        WorkerFailedError: another worker failed meanwhile.
+    """
+    joined = WorkerCluster.of_process
+    if joined is not None:
+        joined.require(resources)
+        return joined
+    if len(resources.workers) > 1:
+        return WorkerCluster.join(resources, settings, settings.join_timeout if timeout is None else timeout)
+    if settings.rank is not None:
+        raise ClusterError(
+            f"every worker reads the same resource spec. Received: one node, in the process of rank {settings.rank}. "
+            f"Give all workers the same file, or unset {RANK_VARIABLE} if this process belongs to no run."
+        )
+    node = resources.chief
+    if len(node.cpus) > 1 or node.gpus:
+        tf_adapter.set_local_devices(max(1, len(node.cpus)), node.gpus)
+    return SoloCluster()
+
+
+class SoloCluster:
+    """A run of one worker: no server, no thread, nothing to wait for. It implements Cluster."""
+
+    rank = 0
+    num_workers = 1
+    is_chief = True
+
+    def __init__(self) -> None:
+        self.run_id = secrets.token_hex(6)
+        self.seed = secrets.randbits(31)
+        self.step = 0
+        self.next_instance_key = 1
+        self._cause: str | None = None
+
+    def agree(self, key: str, value: bytes, *, timeout: float = AGREE_SECONDS) -> bytes:
+        """See Cluster."""
+        return value
+
+    def compare(self, key: str, value: bytes, *, timeout: float = AGREE_SECONDS) -> dict[int, bytes]:
+        """See Cluster."""
+        return {0: value}
+
+    def barrier(self, key: str, *, timeout: float = AGREE_SECONDS) -> None:
+        """See Cluster."""
+
+    def abort(self, reason: str) -> None:
+        """See Cluster."""
+        self._cause = self._cause or reason
+
+    def check(self) -> None:
+        """See Cluster."""
+        if self._cause is not None:
+            raise WorkerFailedError(self._cause)
+
+    def failure(self, *, wait: float = CAUSE_SECONDS) -> WorkerFailedError | None:
+        """See Cluster."""
+        return None if self._cause is None else WorkerFailedError(self._cause)
+
+    def on_failure(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """See Cluster. Nothing else can fail here."""
+        return lambda: None
+
+    def leave(self) -> None:
+        """See Cluster."""

@@ -1,0 +1,284 @@
+"""`Coordinator`: the state of one run, on the chief: who has joined, what is exchanged, why it failed.
+
+It is plain shared memory behind one lock; `service.py` offers it to the other workers. It starts and ends no process.
+"""
+
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from autodist_py.proto.errors import ClusterError, WorkerFailedError
+
+HEARTBEAT_SECONDS = 1.0
+"""How often a worker reports; also how long the coordinator holds a report back."""
+
+_EXIT_CODE_SECONDS = 3.0
+_CHIEF = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What joining tells a worker: the run's id and random seed, and every TensorFlow server (host:port) by rank."""
+
+    run_id: str
+    seed: int
+    servers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """The answer to a heartbeat: the cause if the run has failed, and whether every worker has left."""
+
+    cause: str | None
+    finished: bool
+
+
+class CoordinatorCalls(Protocol):
+    """What a worker may ask of the coordinator: in the chief directly, elsewhere by a client.
+
+    `step` is the last step that the worker began, 0 before the first.
+
+    Each raises WorkerFailedError, with the run's cause, when the run has failed, and ClusterError when asked for
+    something wrong or when time is up.
+    """
+
+    def join(self, rank: int, server: str, *, fingerprint: str, timeout: float) -> Membership:
+        """The run, once every worker has joined."""
+        ...
+
+    def exchange(self, rank: int, key: str, *, value: bytes, everyone: bool, timeout: float) -> dict[int, bytes]:
+        """Values by rank: all of them (`everyone`), or the chief's only. The n-th calls with a key belong together."""
+        ...
+
+    def heartbeat(self, rank: int, step: int) -> Pulse:
+        """Reports that the worker is alive; returns after a while, or at once when the run has failed."""
+        ...
+
+    def abort(self, rank: int, event: str, *, detail: str, step: int) -> str:
+        """Ends the run on every worker, unless it has failed already. Returns the run's cause."""
+        ...
+
+    def leave(self, rank: int, step: int) -> None:
+        """Returns when the script has ended on every worker."""
+        ...
+
+
+@dataclass(slots=True)
+class _Round:
+    """One exchange: the values given so far, and who has been answered."""
+
+    everyone: bool
+    values: dict[int, bytes] = field(default_factory=dict)
+    answered: set[int] = field(default_factory=set)
+
+
+class Coordinator:
+    """One run of the workers at `addresses` (by rank). It implements CoordinatorCalls.
+
+    A rank that has left may not be waited for: whoever does ends the run, as its script is another than theirs.
+    """
+
+    def __init__(
+        self, addresses: Sequence[str], *, run_id: str, seed: int, fingerprint: str, heartbeat_timeout: float
+    ) -> None:
+        self._addresses = tuple(addresses)
+        self._run_id, self._seed, self._fingerprint = run_id, seed, fingerprint
+        self._heartbeat_timeout = heartbeat_timeout
+        self._changed = threading.Condition()
+        self._cause: str | None = None
+        self._servers: dict[int, str] = {}
+        self._steps: dict[int, int] = {}
+        self._seen: dict[int, float] = {}
+        self._left: set[int] = set()
+        self._released: dict[int, str] = {}
+        self._rounds: dict[str, deque[_Round]] = {}
+        self._checked = time.monotonic()
+
+    # -- What workers ask ---------------------------------------------------------------------------------------------
+
+    def join(self, rank: int, server: str, *, fingerprint: str, timeout: float) -> Membership:
+        """See CoordinatorCalls."""
+        with self._changed:
+            if fingerprint != self._fingerprint:
+                raise ClusterError(
+                    "every worker reads the same resource spec; "
+                    f"worker {rank} read {fingerprint[:12]}, the chief {self._fingerprint[:12]}. "
+                    "Give all of them the same file, and make it before AutoDist(...)."
+                )
+            if not 0 <= rank < len(self._addresses) or rank in self._servers:
+                raise ClusterError(
+                    f"each rank from 0 to {len(self._addresses) - 1} joins once. Received: {rank}, "
+                    f"after {sorted(self._servers)}. Start the script once; its chief starts the other workers."
+                )
+            self._servers[rank] = server
+            self._changed.notify_all()
+            if not self._wait(lambda: len(self._servers) == len(self._addresses), timeout):
+                missing = set(range(len(self._addresses))) - set(self._servers)
+                raise ClusterError(
+                    f"{self._names(missing)} did not join within {timeout:g} s: every worker's script must reach "
+                    "AutoDist(...). See their output above; AUTODIST_JOIN_TIMEOUT gives a slow start more time."
+                )
+            self._seen[rank] = time.monotonic()
+            servers = tuple(self._servers[each] for each in range(len(self._addresses)))
+            return Membership(self._run_id, self._seed, servers)
+
+    def exchange(self, rank: int, key: str, *, value: bytes, everyone: bool, timeout: float) -> dict[int, bytes]:
+        """See CoordinatorCalls."""
+        with self._changed:
+            current = self._round(rank, key, everyone)
+            current.values[rank] = value
+            self._changed.notify_all()
+            needed = set(range(len(self._addresses))) if everyone else {_CHIEF}
+            done = self._wait(
+                lambda: needed <= current.values.keys() or bool((needed - current.values.keys()) & self._left), timeout
+            )
+            missing = needed - current.values.keys()
+            if missing & self._left:
+                self._fail_of_leaver(min(missing & self._left), f"worker {rank} waits for it at {key!r}")
+            if not done:
+                raise ClusterError(
+                    f"{self._names(missing)} did not reach {key!r} within {timeout:g} s, where worker {rank} waits: "
+                    "every worker runs the same script and reaches the same places in it."
+                )
+            return self._answer(rank, key, current, needed)
+
+    def heartbeat(self, rank: int, step: int) -> Pulse:
+        """See CoordinatorCalls. Heartbeats of a worker that goes on while another has left may end the run."""
+        with self._changed:
+            self._seen[rank] = time.monotonic()
+            self._steps[rank] = step
+            behind = [other for other in self._left if step > self._steps[other]]
+            if behind and self._cause is None:
+                self._fail_of_leaver(min(behind), f"worker {rank} went on to step {step}", raises=False)
+            self._changed.wait_for(lambda: self._cause or self._all_left, HEARTBEAT_SECONDS)
+            return Pulse(self._cause, self._all_left)
+
+    def abort(self, rank: int, event: str, *, detail: str, step: int) -> str:
+        """See CoordinatorCalls."""
+        with self._changed:
+            self._steps[rank] = step
+            return self._fail(rank, event, detail)
+
+    def leave(self, rank: int, step: int) -> None:
+        """See CoordinatorCalls. A rank that left too early is let go, so that its exit code can be seen."""
+        with self._changed:
+            self._steps[rank] = step
+            self._left.add(rank)
+            self._changed.notify_all()
+            self._wait(lambda: self._all_left or rank in self._released, None)
+
+    # -- What the chief's own threads report --------------------------------------------------------------------------
+
+    def process_ended(self, rank: int, exit_code: int) -> None:
+        """The launcher saw the worker's process end; unless all have left and the code is 0, the run has failed."""
+        with self._changed:
+            if exit_code == 0 and self._all_left:
+                return
+            if exit_code == 0 and rank in self._released:
+                self._fail(rank, "ended its script", self._released[rank])
+            elif rank not in self._servers:
+                hint = "see its output above" if exit_code else "its script must reach AutoDist(...)"
+                self._fail(rank, "ended before it joined", f"{describe_exit(exit_code)}; {hint}")
+            else:
+                self._fail(rank, "ended", f"{describe_exit(exit_code)}; see its output above")
+
+    @property
+    def cause(self) -> str | None:
+        """Why the run failed, if it has."""
+        with self._changed:
+            return self._cause
+
+    def check_heartbeats(self) -> list[int]:
+        """Ends the run when a worker has been silent for too long. Call it about once a second.
+
+        Returns:
+            The ranks that are silent.
+        """
+        with self._changed:
+            now = time.monotonic()
+            stalled = now - self._checked - HEARTBEAT_SECONDS
+            if stalled > HEARTBEAT_SECONDS:  # This process stood still itself; what others sent meanwhile is unread.
+                self._seen = {rank: seen + stalled for rank, seen in self._seen.items()}
+            self._checked = now
+            if self._all_left:
+                return []
+            others = self._seen.keys() - self._released.keys() - {_CHIEF}
+            silent = sorted(rank for rank in others if now - self._seen[rank] > self._heartbeat_timeout)
+            for rank in silent:
+                self._fail(rank, "stopped answering", f"no heartbeat for {self._heartbeat_timeout:g} s")
+            return silent
+
+    # -- Under the lock -----------------------------------------------------------------------------------------------
+
+    @property
+    def _all_left(self) -> bool:
+        return len(self._left) == len(self._addresses)
+
+    def _wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
+        """Whether `ready` became true in time; raises if the run has failed, before or meanwhile."""
+        done = self._changed.wait_for(lambda: self._cause is not None or ready(), timeout)
+        if self._cause is not None:
+            raise WorkerFailedError(self._cause)
+        return done
+
+    def _round(self, rank: int, key: str, everyone: bool) -> _Round:
+        rounds = self._rounds.setdefault(key, deque())
+        for current in rounds:
+            if rank not in current.values:
+                break
+        else:
+            current = _Round(everyone)
+            rounds.append(current)
+        if current.everyone != everyone:
+            raise ClusterError(
+                f"all workers use {key!r} for the same kind of exchange; worker {rank} uses it for another."
+            )
+        return current
+
+    def _answer(self, rank: int, key: str, current: _Round, needed: set[int]) -> dict[int, bytes]:
+        current.answered.add(rank)
+        if len(current.answered) == len(self._addresses):
+            self._rounds[key].remove(current)
+            if not self._rounds[key]:
+                del self._rounds[key]
+        return {each: current.values[each] for each in sorted(needed)}
+
+    def _fail(self, rank: int, event: str, detail: str) -> str:
+        if self._cause is None:
+            self._cause = describe(rank, self._addresses[rank], event, step=self._steps.get(rank, 0), detail=detail)
+            self._changed.notify_all()
+        return self._cause
+
+    def _fail_of_leaver(self, rank: int, need: str, *, raises: bool = True) -> None:
+        """The run fails as `rank` has left: by its exit code when there is one soon, else because others need it."""
+        detail = f"{need}, and a synchronous run needs every worker to the end"
+        self._released.setdefault(rank, detail)
+        self._changed.notify_all()
+        if rank != _CHIEF:
+            self._changed.wait_for(lambda: self._cause is not None, _EXIT_CODE_SECONDS)
+        cause = self._fail(rank, "ended its script", detail)
+        if raises:
+            raise WorkerFailedError(cause)
+
+    def _names(self, ranks: Iterable[int]) -> str:
+        return ", ".join(f"worker {rank} ({self._addresses[rank]})" for rank in sorted(ranks))
+
+
+def describe(rank: int, address: str, event: str, *, step: int, detail: str) -> str:
+    """The cause of a failed run, in one line: who, when (`step` 0: before the first), why."""
+    when = f" at step {step}" if step else " before its first step"
+    return f"worker {rank} ({address}) {event}{'' if 'before' in event else when}: {detail}"
+
+
+def describe_exit(exit_code: int) -> str:
+    """What a process's return code says; negative: the signal that ended it."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"killed by signal {-exit_code}"

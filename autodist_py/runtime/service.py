@@ -1,0 +1,211 @@
+"""The gRPC side of the coordinator, on both ends: `serve` on the chief, `CoordinatorClient` on every other worker."""
+
+import hmac
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from autodist_py.proto import coordinator_pb2 as pb
+from autodist_py.proto import coordinator_pb2_grpc as pb_grpc
+from autodist_py.proto.errors import AutoDistError, ClusterError, WorkerFailedError
+from autodist_py.runtime.coordinator import CoordinatorCalls, Membership, Pulse
+
+_log = logging.getLogger(__name__)
+
+_SECRET_KEY = "autodist-secret"
+_NO_SIZE_LIMIT = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+_REPLY_SECONDS = 10.0
+
+
+class ChiefLostError(ClusterError):
+    """The coordinator does not answer: the chief's process has ended, stands still, or cannot be reached."""
+
+
+# -- The chief's end --------------------------------------------------------------------------------------------------
+
+
+def serve(coordinator: CoordinatorCalls, secret: str, *, host: str, port: int) -> tuple[grpc.Server, str]:
+    """A running server on `host`, and its address. Port 0: any free one, as the server itself binds it.
+
+    Raises:
+        ClusterError: the port is in use, or the host is no address of this machine.
+    """
+    server = grpc.server(
+        _DaemonThreads(),
+        interceptors=[_RequireSecret(secret)],
+        options=[*_NO_SIZE_LIMIT, ("grpc.so_reuseport", 0)],
+    )
+    pb_grpc.add_CoordinatorServicer_to_server(_Service(coordinator), server)
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise ClusterError(
+            f"the chief's coordinator cannot listen on {host}:{port}: the port is in use, or {host} is no address of "
+            "this machine. Choose another AUTODIST_COORDINATOR_PORT (0: any free one)."
+        ) from error
+    server.start()
+    return server, f"{host}:{bound}"
+
+
+class _DaemonThreads(futures.ThreadPoolExecutor):
+    """A daemon thread per call.
+
+    Calls wait for other workers, so a pool of fixed size could fill up with them; and the interpreter shuts pools of
+    `concurrent.futures` down before `atexit`, where workers still have to leave.
+    """
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
+        future: futures.Future[Any] = futures.Future()
+
+        def work() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=work, name="autodist-call", daemon=True).start()
+        return future
+
+
+class _RequireSecret(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
+    """Refuses every call that does not carry the run's secret."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode()
+
+        def refuse(_: object, context: grpc.ServicerContext) -> None:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "this call does not carry the run's secret")
+
+        self._refusal: Any = grpc.unary_unary_rpc_method_handler(refuse)
+
+    def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
+        for key, value in handler_call_details.invocation_metadata:
+            if key == _SECRET_KEY and hmac.compare_digest(str(value).encode(), self._secret):
+                return continuation(handler_call_details)
+        _log.warning("refused a call without the run's secret: %s", handler_call_details.method)
+        return self._refusal
+
+
+class _Service(pb_grpc.CoordinatorServicer):  # type: ignore[misc, unused-ignore]
+    """Messages to values and back."""
+
+    def __init__(self, coordinator: CoordinatorCalls) -> None:
+        self._coordinator = coordinator
+
+    def Join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinReply:
+        with _errors_as_status(context):
+            membership = self._coordinator.join(
+                request.rank,
+                request.server,
+                fingerprint=request.resources_fingerprint,
+                timeout=request.timeout_seconds,
+            )
+        return pb.JoinReply(run_id=membership.run_id, seed=membership.seed, servers=membership.servers)
+
+    def Exchange(self, request: pb.ExchangeRequest, context: grpc.ServicerContext) -> pb.ExchangeReply:
+        with _errors_as_status(context):
+            values = self._coordinator.exchange(
+                request.rank,
+                request.key,
+                value=request.value,
+                everyone=request.kind == pb.ExchangeRequest.ALL,
+                timeout=request.timeout_seconds,
+            )
+        return pb.ExchangeReply(values=values)
+
+    def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:
+        with _errors_as_status(context):
+            pulse = self._coordinator.heartbeat(request.rank, request.step)
+        return pb.HeartbeatReply(cause=pulse.cause or "", finished=pulse.finished)
+
+    def Abort(self, request: pb.AbortRequest, context: grpc.ServicerContext) -> pb.AbortReply:
+        with _errors_as_status(context):
+            cause = self._coordinator.abort(request.rank, request.event, detail=request.detail, step=request.step)
+        return pb.AbortReply(cause=cause)
+
+    def Leave(self, request: pb.LeaveRequest, context: grpc.ServicerContext) -> pb.LeaveReply:
+        with _errors_as_status(context):
+            self._coordinator.leave(request.rank, request.step)
+        return pb.LeaveReply()
+
+
+@contextmanager
+def _errors_as_status(context: grpc.ServicerContext) -> Iterator[None]:
+    try:
+        yield
+    except WorkerFailedError as error:
+        context.abort(grpc.StatusCode.ABORTED, str(error))
+    except AutoDistError as error:
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+
+# -- The other workers' end -------------------------------------------------------------------------------------------
+
+
+class CoordinatorClient:
+    """The coordinator at `address`, called over gRPC. It implements CoordinatorCalls.
+
+    Each call also raises ChiefLostError when the chief does not answer.
+    """
+
+    def __init__(self, address: str, secret: str, *, heartbeat_timeout: float) -> None:
+        self._channel = grpc.insecure_channel(address, options=[*_NO_SIZE_LIMIT, ("grpc.enable_http_proxy", 0)])
+        self._stub = pb_grpc.CoordinatorStub(self._channel)
+        self._metadata = ((_SECRET_KEY, secret),)
+        self._address = address
+        self._heartbeat_timeout = heartbeat_timeout
+
+    def join(self, rank: int, server: str, *, fingerprint: str, timeout: float) -> Membership:
+        """See CoordinatorCalls."""
+        request = pb.JoinRequest(rank=rank, server=server, resources_fingerprint=fingerprint, timeout_seconds=timeout)
+        reply = self._call(self._stub.Join, request, timeout + _REPLY_SECONDS)
+        return Membership(reply.run_id, reply.seed, tuple(reply.servers))
+
+    def exchange(self, rank: int, key: str, *, value: bytes, everyone: bool, timeout: float) -> dict[int, bytes]:
+        """See CoordinatorCalls."""
+        kind = pb.ExchangeRequest.ALL if everyone else pb.ExchangeRequest.CHIEF
+        request = pb.ExchangeRequest(rank=rank, key=key, kind=kind, value=value, timeout_seconds=timeout)
+        reply = self._call(self._stub.Exchange, request, timeout + _REPLY_SECONDS)
+        return {each: reply.values[each] for each in sorted(reply.values)}
+
+    def heartbeat(self, rank: int, step: int) -> Pulse:
+        """See CoordinatorCalls."""
+        reply = self._call(self._stub.Heartbeat, pb.HeartbeatRequest(rank=rank, step=step), self._heartbeat_timeout)
+        return Pulse(reply.cause or None, reply.finished)
+
+    def abort(self, rank: int, event: str, *, detail: str, step: int) -> str:
+        """See CoordinatorCalls."""
+        request = pb.AbortRequest(rank=rank, event=event, detail=detail, step=step)
+        return str(self._call(self._stub.Abort, request, self._heartbeat_timeout).cause)
+
+    def leave(self, rank: int, step: int) -> None:
+        """See CoordinatorCalls. It may take as long as the slowest worker, so it has no deadline."""
+        self._call(self._stub.Leave, pb.LeaveRequest(rank=rank, step=step), None)
+
+    def close(self) -> None:
+        """No call can be made any more."""
+        self._channel.close()
+
+    def _call(self, method: Callable[..., Any], request: object, timeout: float | None) -> Any:
+        try:
+            return method(request, timeout=timeout, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise self._as_error(error) from error
+
+    def _as_error(self, error: Any) -> AutoDistError:
+        code, message = error.code(), str(error.details())
+        if code is grpc.StatusCode.ABORTED:
+            return WorkerFailedError(message)
+        if code is grpc.StatusCode.FAILED_PRECONDITION:
+            return ClusterError(message)
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            return ClusterError(
+                f"the coordinator at {self._address} refused this worker: {message}. Workers are started by the chief, "
+                "which gives them the secret on their standard input."
+            )
+        return ChiefLostError(f"the coordinator at {self._address} does not answer ({code.name}: {message})")

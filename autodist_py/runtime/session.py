@@ -1,0 +1,209 @@
+"""The session of graph mode: `tf.compat.v1.Session`'s interface over compiled programs, one per signature."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import tensorflow as tf
+
+from autodist_py import tf_adapter
+from autodist_py.capture.graph import GraphScope, Signature
+from autodist_py.compiler import Compiler, StepProgram
+from autodist_py.proto.errors import SessionError
+from autodist_py.proto.graph_item import GraphItem, Variable
+from autodist_py.runtime.executor import Executor
+
+
+class DistributedSession(tf_adapter.SessionInterface):
+    """Runs a captured graph on the cluster; to be used as a `tf.compat.v1.Session` is.
+
+    A run that trains is a step of all workers together, on the global batch. Any other run (an initializer, a loss,
+    predictions, a variable) is done by this worker alone, on the whole of what it is fed.
+    """
+
+    def __init__(self, scope: GraphScope, compiler: Compiler, *, loss_reduction: str):
+        self._scope = scope
+        self._compiler = compiler
+        self._loss_reduction = loss_reduction
+        self._version = scope.version
+        self._strategy = compiler.strategy(scope.item(loss_reduction=loss_reduction))
+        with tf_adapter.eagerly():
+            self._variables = {name: _make(variable) for name, variable in scope.variables().items()}
+        self._programs: dict[Signature, _SessionProgram] = {}
+        self.closed = False
+
+    @property
+    def graph(self) -> tf.Graph:
+        """The user's graph, as it was captured."""
+        return self._scope.graph
+
+    def run(
+        self,
+        fetches: Any,
+        feed_dict: Mapping[Any, Any] | None = None,
+        options: Any = None,
+        run_metadata: Any = None,
+    ) -> Any:
+        """Run `fetches`, in any structure of tensors, ops, variables and names; returns what one device would have.
+
+        Args:
+            fetches: what to run and return.
+            feed_dict: values for tensors; those whose first dimension is unknown are batched, and shared out.
+            options: `tf.compat.v1.RunOptions`; a timeout is refused.
+            run_metadata: filled with what TensorFlow collected about the run.
+
+        Raises:
+            SessionError: a feed or fetch that this session cannot serve, or a graph edited since it was made.
+            WorkerFailedError: another worker failed; the message names it.
+        """
+        self._require_usable(options)
+        feeds = self._feeds(feed_dict or {})
+        try:
+            handler = tf_adapter.fetch_handler(self.graph, fetches)
+        except (TypeError, ValueError) as error:
+            raise SessionError(
+                "everything that is fetched must be a tensor, op or variable of the session's graph, or the name of "
+                f"one; received {fetches!r}. {error}"
+            ) from error
+        wanted = [_fetchable(tensor).name for tensor in handler.fetches()]
+        signature = Signature(
+            feeds=tuple(feeds),
+            fetches=tuple(dict.fromkeys(wanted)),
+            targets=tuple(op.name for op in handler.targets()),
+        )
+        program = self._programs.get(signature)
+        if program is None:
+            with tf_adapter.eagerly():
+                program = self._programs[signature] = self._compile(signature)
+        with tf_adapter.eagerly(), tf_adapter.run_metadata(run_metadata):
+            values = dict(zip(signature.fetches, program.run(list(feeds.values())), strict=True))
+        return handler.build_results(self, [_plain(values[name]) for name in wanted])
+
+    def make_callable(self, fetches: Any, feed_list: Sequence[Any] | None = None) -> Callable[..., Any]:
+        """A function that runs `fetches`, fed with its arguments in the order of `feed_list`."""
+        keys = list(feed_list or ())
+
+        def call(*values: Any) -> Any:
+            return self.run(fetches, dict(zip(keys, values, strict=True)))
+
+        return call
+
+    def close(self) -> None:
+        """Let go of the programs and of the variables' values."""
+        self.closed = True
+        self._programs.clear()
+        self._variables.clear()
+
+    def __enter__(self) -> Self:
+        self._context = self.graph.as_default()
+        self._context.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._context.__exit__(kind, error, trace)
+        self.close()
+
+    def _require_usable(self, options: Any) -> None:
+        if self.closed:
+            raise SessionError("the session is closed; create another with create_distributed_session()")
+        if self._scope.version != self._version:
+            added = [op.name for op in self.graph.get_operations()][-3:]
+            raise SessionError(
+                f"the graph was edited after the session was created (its last ops are {', '.join(added)}), and would "
+                "no longer be what was compiled. Build everything, savers and summaries too, before "
+                "create_distributed_session()"
+            )
+        if options is not None and options.timeout_in_ms:
+            raise SessionError("a run of a distributed session takes no timeout; set timeout_in_ms to 0")
+
+    def _feeds(self, feed_dict: Mapping[Any, Any]) -> dict[str, tf.Tensor]:
+        """The fed values by tensor name, sorted, checked against the graph and with each other."""
+        feeds: dict[str, tf.Tensor] = {}
+        batched: dict[str, int] = {}
+        for key, value in feed_dict.items():
+            try:
+                target = self.graph.as_graph_element(key, allow_operation=False)
+            except (TypeError, ValueError, KeyError) as error:
+                raise SessionError(
+                    f"only tensors of the session's graph can be fed; received the key {key!r}. {error}"
+                ) from error
+            feeds[target.name] = _value(target, value)
+            if target.shape.rank and target.shape[0] is None:
+                batched[target.name] = feeds[target.name].shape[0]
+        if len(set(batched.values())) > 1:
+            raise SessionError(
+                "all batched feeds (those whose first dimension is unknown) must have the same number of examples; "
+                f"received {', '.join(f'{name}: {size}' for name, size in sorted(batched.items()))}"
+            )
+        return dict(sorted(feeds.items()))
+
+    def _compile(self, signature: Signature) -> "_SessionProgram":
+        item = self._scope.cut(signature, loss_reduction=self._loss_reduction)
+        variables = {variable.name: self._variables[variable.name] for variable in item.variables}
+        name = f"session_{len(self._programs)}"
+        make = self._compiler.distributed if item.gradients else self._compiler.alone
+        return _SessionProgram(item, make(item, self._strategy, variables, {}, name=name), variables, self._compiler)
+
+
+class _SessionProgram:
+    """One signature's program, with what it means for the values of variables that it is run."""
+
+    def __init__(
+        self,
+        item: GraphItem,
+        program: StepProgram | Executor,
+        variables: Mapping[str, tf.Variable],
+        compiler: Compiler,
+    ):
+        self._program = program
+        self._compiler = compiler
+        self._trains = bool(item.gradients)
+        self._read = variables
+        self._written = {v.name: variables[v.name] for v in item.variables if v.update_ops}
+
+    def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
+        """A value for each fetch."""
+        if self._trains:
+            self._compiler.broadcast_initial_values(self._read)
+            return self._program.run(feeds)
+        results = self._program.run(feeds)
+        if self._written:
+            self._compiler.mirrors.refresh(self._written.values())
+            self._compiler.forget_initial_values(self._written)
+        return results
+
+
+def _make(variable: Variable) -> tf.Variable:
+    dtype, shape = tf.as_dtype(variable.dtype), tf.TensorShape(variable.shape)
+    return tf_adapter.uninitialized_variable(variable.name, dtype, shape, trainable=variable.trainable)
+
+
+def _fetchable(tensor: tf.Tensor) -> tf.Tensor:
+    if tensor.dtype in (tf.resource, tf.variant):
+        raise SessionError(
+            f"'{tensor.name}' is a handle ({tensor.dtype.name}), which has no value to fetch; fetch the variable itself, "
+            "or the tensor that reads it"
+        )
+    return tensor
+
+
+def _value(target: tf.Tensor, value: Any) -> tf.Tensor:
+    """`value` as a tensor that may stand for `target`."""
+    with tf_adapter.eagerly():
+        if isinstance(value, tf.Tensor):
+            tensor = value
+        else:
+            tensor = tf.convert_to_tensor(np.asarray(value, dtype=target.dtype.as_numpy_dtype))
+    if not target.shape.is_compatible_with(tensor.shape) or tensor.dtype != target.dtype:
+        raise SessionError(
+            f"a value of shape {tensor.shape} and type {tensor.dtype.name} cannot be fed to '{target.name}', which has "
+            f"shape {target.shape} and type {target.dtype.name}"
+        )
+    return tensor
+
+
+def _plain(value: Any) -> Any:
+    return value.numpy() if isinstance(value, tf.Tensor) else value

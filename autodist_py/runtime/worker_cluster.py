@@ -1,0 +1,336 @@
+"""`WorkerCluster`: this process as one of several workers. It implements `cluster.Cluster`.
+
+It owns the life of the process in the run: joining, agreeing, failing with the one cause, leaving.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import ClassVar, TypeVar
+
+from autodist_py.proto.errors import AutoDistError, ClusterError, WorkerFailedError
+from autodist_py.proto.resource_spec import ResourceSpec
+from autodist_py.runtime import tf_adapter
+from autodist_py.runtime.chief import Chief
+from autodist_py.runtime.coordinator import CoordinatorCalls
+from autodist_py.runtime.ports import HeldPort
+from autodist_py.runtime.process import observe_script, one_line
+from autodist_py.runtime.service import ChiefLostError, CoordinatorClient
+from autodist_py.settings import RANK_VARIABLE, Settings
+
+_log = logging.getLogger(__name__)
+
+AGREE_SECONDS = 600.0
+"""How long workers wait for each other, if not told otherwise: one may still trace a large model."""
+
+CAUSE_SECONDS = 2.0
+"""How long an error that may follow from another worker's failure waits for that failure to be known."""
+
+_MARGIN_SECONDS = 1.0
+
+T = TypeVar("T")
+
+
+class WorkerCluster:
+    """This process as worker `rank` of several. It implements Cluster, and observes its script's end.
+
+    A failed run gives the script `exit_grace` seconds to end by itself (its collectives raise, `check` raises); then
+    the process is ended, with the cause as its last line.
+    """
+
+    of_process: ClassVar["WorkerCluster | None"] = None
+    """The one of this process, from the moment it tries to join."""
+
+    def __init__(
+        self, rank: int, resources: ResourceSpec, calls: CoordinatorCalls, *, exit_grace: float, chief: Chief | None
+    ) -> None:
+        self.rank = rank
+        self.num_workers = len(resources.workers)
+        self.is_chief = chief is not None
+        self.run_id = ""
+        self.seed = 0
+        self.step = 0
+        self.next_instance_key = 1
+        self._resources = resources
+        self._calls = calls
+        self._chief = chief
+        self._exit_grace = exit_grace
+        self._lock = threading.Lock()
+        self._cause: str | None = None
+        self._failed = threading.Event()
+        self._failed_at = 0.0
+        self._left = threading.Event()
+        self._exiting = threading.Event()
+        self._callbacks: dict[object, Callable[[str], None]] = {}
+        self._script_raised = False
+        self._exit_code = 1
+        self._heart = threading.Thread(target=self._beat, name="autodist-heartbeat", daemon=True)
+
+    # -- Joining ------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def join(cls, resources: ResourceSpec, settings: Settings, timeout: float) -> "WorkerCluster":
+        """See join_cluster."""
+        _require_no_eager_context()
+        rank = settings.rank or 0
+        port = HeldPort(settings.server_port + rank if settings.server_port else 0)
+        try:
+            cluster = cls._of(rank, resources, settings)
+            cls.of_process = cluster
+            observe_script(cluster)
+            cluster._join(port, timeout)
+        finally:
+            port.release()
+        return cluster
+
+    @classmethod
+    def _of(cls, rank: int, resources: ResourceSpec, settings: Settings) -> "WorkerCluster":
+        if settings.coordinator is None:
+            chief = Chief.start(resources, settings)
+            return cls(rank, resources, chief.coordinator, exit_grace=settings.exit_grace, chief=chief)
+        if rank >= len(resources.workers):
+            raise ClusterError(
+                f"every worker reads the same resource spec. Received: {len(resources.workers)} nodes, in the process "
+                f"of rank {rank}. Give all workers the same file."
+            )
+        client = CoordinatorClient(
+            settings.coordinator, _secret_from_input(), heartbeat_timeout=settings.heartbeat_timeout
+        )
+        return cls(rank, resources, client, exit_grace=settings.exit_grace, chief=None)
+
+    def _join(self, port: HeldPort, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        if self._chief is not None:
+            self._chief.launch_workers()
+        node = self._resources.workers[self.rank]
+        cpus = max(1, len(node.cpus))
+        tf_adapter.set_local_devices(cpus, node.gpus)  # Imports TensorFlow, while the others do, too.
+        membership = self._call(
+            lambda: self._calls.join(
+                self.rank,
+                f"{node.address}:{port.number}",
+                fingerprint=self._resources.fingerprint,
+                timeout=deadline - time.monotonic(),
+            )
+        )
+        self.run_id, self.seed = membership.run_id, membership.seed
+        self._heart.start()
+        with port.shared_with_server():
+            tf_adapter.start_server(membership.servers, self.rank, cpus=cpus)
+        self.barrier("autodist/servers-started", timeout=timeout)
+        _log.info("worker %d of %d joined run %s", self.rank, self.num_workers, self.run_id)
+
+    def require(self, resources: ResourceSpec) -> None:
+        """This cluster can serve another `AutoDist` of `resources`.
+
+        Raises:
+            ClusterError: it is another cluster, or it has ended.
+        """
+        if resources.fingerprint != self._resources.fingerprint:
+            raise ClusterError(
+                "a process belongs to one cluster for its whole life, as TensorFlow's server cannot be stopped. "
+                f"Received: a resource spec of {_nodes(resources)}, after one of {_nodes(self._resources)}. "
+                "Use the same spec for every AutoDist of a script, or another process."
+            )
+        self._require_member()
+
+    # -- Together with the others -------------------------------------------------------------------------------------
+
+    def agree(self, key: str, value: bytes, *, timeout: float = AGREE_SECONDS) -> bytes:
+        """See Cluster."""
+        return self._exchange(key, value if self.is_chief else b"", everyone=False, timeout=timeout)[0]
+
+    def compare(self, key: str, value: bytes, *, timeout: float = AGREE_SECONDS) -> dict[int, bytes]:
+        """See Cluster."""
+        return self._exchange(key, value, everyone=True, timeout=timeout)
+
+    def barrier(self, key: str, *, timeout: float = AGREE_SECONDS) -> None:
+        """See Cluster."""
+        self._exchange(key, b"", everyone=True, timeout=timeout)
+
+    def leave(self) -> None:
+        """See Cluster."""
+        if self._left.is_set():
+            return
+        self._call(lambda: self._calls.leave(self.rank, self.step))
+        self._left.set()
+
+    def _exchange(self, key: str, value: bytes, *, everyone: bool, timeout: float) -> dict[int, bytes]:
+        self._require_member()
+        return self._call(lambda: self._calls.exchange(self.rank, key, value=value, everyone=everyone, timeout=timeout))
+
+    def _require_member(self) -> None:
+        self.check()
+        if self._left.is_set():
+            raise ClusterError("this worker has left the cluster, which ends with that. Call leave() last.")
+
+    # -- Failing ------------------------------------------------------------------------------------------------------
+
+    def abort(self, reason: str) -> None:
+        """See Cluster."""
+        self._abort("failed", reason)
+
+    def check(self) -> None:
+        """See Cluster."""
+        if self._cause is not None:
+            raise WorkerFailedError(self._cause)
+
+    def failure(self, *, wait: float = CAUSE_SECONDS) -> WorkerFailedError | None:
+        """See Cluster."""
+        self._failed.wait(wait)
+        return None if self._cause is None else WorkerFailedError(self._cause)
+
+    def on_failure(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """See Cluster."""
+        key = object()
+        with self._lock:
+            self._callbacks[key] = callback
+
+        def take_back() -> None:
+            self._callbacks.pop(key, None)
+
+        return take_back
+
+    def _abort(self, event: str, reason: str) -> None:
+        detail = " ".join(reason.split())
+        with suppress(AutoDistError):
+            self._fail(self._call(lambda: self._calls.abort(self.rank, event, detail=detail, step=self.step)))
+
+    def _call(self, call: Callable[[], T]) -> T:
+        """The call's result; what it tells about the run's failure is noted."""
+        try:
+            return call()
+        except WorkerFailedError as error:
+            self._fail(str(error))
+            raise
+        except ChiefLostError as error:
+            if self._left.wait(_MARGIN_SECONDS):
+                raise
+            chief = self._resources.chief.address
+            self._fail(f"worker 0 ({chief}), the chief, is lost: its coordinator does not answer")
+            raise WorkerFailedError(self._cause) from error
+
+    def _fail(self, cause: str) -> None:
+        with self._lock:
+            if self._cause is not None:
+                return
+            self._cause = cause
+            callbacks = list(self._callbacks.values())
+        self._failed_at = time.monotonic()
+        self._failed.set()
+        threading.Thread(target=self._end_after_grace, name="autodist-end", daemon=True).start()
+        tf_adapter.abort_collectives(cause)
+        for callback in callbacks:
+            try:
+                callback(cause)
+            except Exception:
+                _log.exception("a callback of on_failure raised")
+
+    def _beat(self) -> None:
+        """Reports that this process is alive, until the run ends; the chief looks for those that do not."""
+        with suppress(ClusterError):
+            while not self._failed.is_set():
+                if self._chief is not None:
+                    self._chief.stop_silent()
+                pulse = self._call(lambda: self._calls.heartbeat(self.rank, self.step))
+                if pulse.cause is not None:
+                    self._fail(pulse.cause)
+                if pulse.finished:
+                    return
+
+    # -- The end of the process ---------------------------------------------------------------------------------------
+
+    def raised(self, error: BaseException) -> bool:
+        """See ScriptObserver. An error that follows from the run's failure elsewhere has no traceback worth showing."""
+        self._script_raised |= threading.current_thread() is threading.main_thread()
+        if isinstance(error, WorkerFailedError):
+            return False
+        if tf_adapter.is_tensorflow_error(error) and self.failure() is not None:
+            return False
+        self._abort("was interrupted" if isinstance(error, KeyboardInterrupt) else "failed", one_line(error))
+        return True
+
+    def signalled(self, number: signal.Signals) -> None:
+        """See ScriptObserver."""
+        if number == signal.SIGINT:
+            self._abort("was interrupted", "KeyboardInterrupt (Ctrl-C)")
+            return
+        self._exit_code = 128 + number
+        self._abort("was terminated", number.name)
+
+    def ended(self) -> None:
+        """See ScriptObserver. The chief waits here for all others, so that none loses its coordinator."""
+        self._exiting.set()
+        try:
+            if self._cause is None:
+                self.leave()
+        except (ClusterError, KeyboardInterrupt, SystemExit):
+            self.failure()
+        if self._cause is None:
+            self._heart.join(_MARGIN_SECONDS)
+            if self._chief is not None:
+                self._chief.wait_for_workers()
+                self._cause = self._chief.coordinator.cause
+        if self._cause is None:
+            return
+        self._stop_workers()
+        self._show_cause()
+        if not self._script_raised:  # Python would exit with the script's own code, 0 perhaps.
+            _exit(self._exit_code)
+
+    def _end_after_grace(self) -> None:
+        if not self._exiting.wait(self._exit_grace):
+            self._stop_workers()
+            self._show_cause()
+            _exit(self._exit_code)
+
+    def _stop_workers(self) -> None:
+        if self._chief is not None:
+            deadline = self._failed_at + self._exit_grace + _MARGIN_SECONDS
+            self._chief.stop_workers(grace=max(0.0, deadline - time.monotonic()))
+
+    def _show_cause(self) -> None:
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(f"autodist: {self._cause}\n")
+
+
+def _exit(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)
+
+
+def _nodes(resources: ResourceSpec) -> str:
+    return ", ".join(f"{node.address} ({len(node.replica_devices)} replicas)" for node in resources.workers)
+
+
+def _require_no_eager_context() -> None:
+    if not tf_adapter.eager_context_is_started():
+        return
+    found = ", ".join(tf_adapter.eager_objects()) or "an eager operation that ran"
+    raise ClusterError(
+        "with several workers, AutoDist(...) comes before any eager variable, model or iterator of the script, as it "
+        f"makes TensorFlow's eager context a member of the cluster. Found: {found}. "
+        "Move AutoDist(...) to the start of the script."
+    )
+
+
+def _secret_from_input() -> str:
+    """The line that the launcher wrote to standard input, read without taking more."""
+    line = bytearray()
+    with suppress(OSError):
+        while (byte := os.read(0, 1)) not in (b"", b"\n"):
+            line += byte
+    if not line:
+        raise ClusterError(
+            f"a process with {RANK_VARIABLE} set is a worker that the chief started, and gets the run's secret on its "
+            f"standard input. Received: no line there. Unset {RANK_VARIABLE} to start a run; in a worker's script, "
+            "make AutoDist(...) before reading standard input."
+        )
+    return line.decode(errors="replace")

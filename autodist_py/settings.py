@@ -1,0 +1,137 @@
+"""`Settings`: what the environment says about this process, checked, and read once.
+
+Every variable is named AUTODIST_*. What a user's script may choose is an argument of `AutoDist`, not a setting.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from autodist_py.proto.errors import AutoDistError
+
+RANK_VARIABLE = "AUTODIST_RANK"
+COORDINATOR_VARIABLE = "AUTODIST_COORDINATOR"
+RESOURCE_SPEC_VARIABLE = "AUTODIST_RESOURCE_SPEC"
+WORKER_OUTPUT_VARIABLE = "AUTODIST_WORKER_OUTPUT"
+DUMP_DIR_VARIABLE = "AUTODIST_DUMP_DIR"
+LOG_LEVEL_VARIABLE = "AUTODIST_LOG_LEVEL"
+JOIN_TIMEOUT_VARIABLE = "AUTODIST_JOIN_TIMEOUT"
+HEARTBEAT_TIMEOUT_VARIABLE = "AUTODIST_HEARTBEAT_TIMEOUT"
+EXIT_GRACE_VARIABLE = "AUTODIST_EXIT_GRACE"
+COORDINATOR_PORT_VARIABLE = "AUTODIST_COORDINATOR_PORT"
+SERVER_PORT_VARIABLE = "AUTODIST_SERVER_PORT"
+
+WORKER_VARIABLES = (RANK_VARIABLE, COORDINATOR_VARIABLE, WORKER_OUTPUT_VARIABLE)
+"""What belongs to one process of one run, and must not be inherited by another run."""
+
+_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+class SettingsError(AutoDistError, ValueError):
+    """An environment variable AUTODIST_* has a value that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The environment of one process. Times are in seconds.
+
+    `rank` and `coordinator` (host:port) are set for the workers that a chief launched, and None in the chief.
+    `worker_output` is a file descriptor for the other workers' lines, open in this process.
+    `server_port` is the TensorFlow server's port on rank 0, and rank r takes `server_port + r`; 0 means any free one.
+    `exit_grace` is how long a process may take to end by itself once the run has failed.
+    """
+
+    rank: int | None = None
+    coordinator: str | None = None
+    resource_spec: Path | None = None
+    worker_output: int | None = None
+    dump_dir: Path | None = None
+    log_level: str | None = None
+    join_timeout: float = 120.0
+    heartbeat_timeout: float = 5.0
+    exit_grace: float = 3.0
+    coordinator_port: int = 0
+    server_port: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.rank is None) != (self.coordinator is None):
+            raise SettingsError(
+                f"{RANK_VARIABLE} and {COORDINATOR_VARIABLE} are set together, by the chief, for its workers. "
+                f"Received: {RANK_VARIABLE}={self.rank}, {COORDINATOR_VARIABLE}={self.coordinator}. "
+                "Unset both: `python train.py` is the chief and starts the other workers."
+            )
+        if self.rank == 0:
+            raise SettingsError(
+                f"{RANK_VARIABLE} is 1 or more: rank 0 is the chief, which runs without it. Unset {RANK_VARIABLE}."
+            )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Settings":
+        """The settings of `environment` (default: this process's).
+
+        Raises:
+            SettingsError: it names the variable, its value and what is allowed.
+        """
+        source = os.environ if environment is None else environment
+        given = {name: text for name, text in source.items() if text.strip()}
+        defaults = cls()
+        return cls(
+            rank=_integer(given, RANK_VARIABLE, None, most=2**31 - 1),
+            coordinator=_address(given, COORDINATOR_VARIABLE),
+            resource_spec=_path(given, RESOURCE_SPEC_VARIABLE),
+            worker_output=_integer(given, WORKER_OUTPUT_VARIABLE, None, most=2**31 - 1),
+            dump_dir=_path(given, DUMP_DIR_VARIABLE),
+            log_level=_log_level(given, LOG_LEVEL_VARIABLE),
+            join_timeout=_seconds(given, JOIN_TIMEOUT_VARIABLE, defaults.join_timeout),
+            heartbeat_timeout=_seconds(given, HEARTBEAT_TIMEOUT_VARIABLE, defaults.heartbeat_timeout, least=2.0),
+            exit_grace=_seconds(given, EXIT_GRACE_VARIABLE, defaults.exit_grace),
+            coordinator_port=_integer(given, COORDINATOR_PORT_VARIABLE, 0, most=65535) or 0,
+            server_port=_integer(given, SERVER_PORT_VARIABLE, 0, most=65535) or 0,
+        )
+
+
+def _integer(given: Mapping[str, str], name: str, default: int | None, *, most: int) -> int | None:
+    if name not in given:
+        return default
+    text = given[name].strip()
+    if not (text.isascii() and text.isdigit()) or int(text) > most:
+        raise SettingsError(f"{name} is a whole number from 0 to {most}. Received: {text!r}.")
+    return int(text)
+
+
+def _seconds(given: Mapping[str, str], name: str, default: float, *, least: float = 0.1) -> float:
+    if name not in given:
+        return default
+    text = given[name].strip()
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value < math.inf:
+        raise SettingsError(f"{name} is a number of seconds, {least:g} or more. Received: {text!r}.")
+    return value
+
+
+def _address(given: Mapping[str, str], name: str) -> str | None:
+    if name not in given:
+        return None
+    text = given[name].strip()
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise SettingsError(f"{name} is host:port. Received: {text!r}.")
+    return text
+
+
+def _path(given: Mapping[str, str], name: str) -> Path | None:
+    return Path(given[name]) if name in given else None
+
+
+def _log_level(given: Mapping[str, str], name: str) -> str | None:
+    if name not in given:
+        return None
+    level = given[name].strip().upper()
+    if level not in _LOG_LEVELS:
+        raise SettingsError(f"{name} is one of {', '.join(_LOG_LEVELS)}. Received: {given[name]!r}.")
+    return level

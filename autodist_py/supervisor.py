@@ -1,0 +1,128 @@
+"""The chief's process in the foreground: its output is relayed, stop signals are forwarded, its exit code is returned.
+
+It knows nothing of the other workers: the chief starts them, and hands their output over by a pipe.
+"""
+
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO
+
+from autodist_py.relay import LineSplitter, Screen
+
+GRACE_SECONDS = 15.0
+"""How long the chief may take to end after a stop signal, before it is killed."""
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_POLL_SECONDS = 0.1
+_CHUNK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """One pipe and where its lines go; `rank` None: the lines are labelled already."""
+
+    splitter: LineSplitter
+    screen: Screen
+    rank: int | None
+
+
+def run_chief(
+    command: Sequence[str], environment: Mapping[str, str], *, worker_output: str, output: Screen, errors: Screen
+) -> int:
+    """The exit code of `command`, 128 + n when signal n ended it.
+
+    The command's input is empty. It gets, in the environment variable that `worker_output` names, the number of a file
+    descriptor for the other workers' labelled lines. It is a process group of its own, so that Ctrl-C at a terminal
+    reaches it once, through us.
+    """
+    read_end, write_end = os.pipe()
+    with _stop_signals() as signals, open(read_end, "rb", buffering=0) as worker_lines:
+        try:
+            process = subprocess.Popen(
+                command,
+                env={**environment, worker_output: str(write_end)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                pass_fds=[write_end],
+                process_group=0,
+            )
+        finally:
+            os.close(write_end)
+        with process, _ended(process), selectors.DefaultSelector() as selector:
+            _register(selector, process.stdout, _Source(LineSplitter(), output, 0))
+            _register(selector, process.stderr, _Source(LineSplitter(), errors, 0))
+            _register(selector, worker_lines, _Source(LineSplitter(), output, None))
+            _relay_until_exit(process, selector, signals)
+    return 128 - process.returncode if process.returncode < 0 else process.returncode
+
+
+def _register(selector: selectors.BaseSelector, pipe: IO[bytes] | None, source: _Source) -> None:
+    if pipe is not None:
+        selector.register(pipe, selectors.EVENT_READ, source)
+
+
+def _relay_until_exit(process: subprocess.Popen[bytes], selector: selectors.BaseSelector, signals: deque[int]) -> None:
+    """Relay until the process has exited and its pipes are closed or silent (a process it left may hold them open)."""
+    deadline = float("inf")
+    while True:
+        exited = process.poll() is not None
+        ready = selector.select(_POLL_SECONDS if selector.get_map() else 0)
+        for key, _ in ready:
+            _relay_chunk(selector, key)
+        if exited and not ready:
+            break
+        if not selector.get_map():
+            time.sleep(_POLL_SECONDS)
+        while signals:
+            process.send_signal(signals.popleft())
+            deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        if time.monotonic() > deadline:
+            process.kill()
+    for key in list(selector.get_map().values()):
+        key.data.screen.close(key.data.splitter, rank=key.data.rank)
+
+
+def _relay_chunk(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+    source: _Source = key.data
+    chunk = os.read(key.fd, _CHUNK_BYTES)
+    if chunk:
+        source.screen.write(source.splitter, chunk, rank=source.rank)
+        return
+    source.screen.close(source.splitter, rank=source.rank)
+    selector.unregister(key.fileobj)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[deque[int]]:
+    """The stop signals received inside the context, instead of their effect; what was ignored stays ignored."""
+    received: deque[int] = deque()
+    caught = [number for number in _STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, lambda number, _: received.append(number)) for number in caught}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Ends the process on the way out, where an error of ours (such as closed output) comes before its end."""
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()

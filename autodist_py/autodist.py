@@ -41,10 +41,10 @@ class AutoDist:
     Args:
         resource_spec_file: a YAML file that says what to train on; None: what `autodist run` was given, else this
             machine (its GPUs, or one CPU). A `ResourceSpec` does too.
-        strategy_builder: how to distribute: a builder, or a name with or without arguments ("AllReduce(chunk_size=32)").
-            Default: AllReduce.
-        batch: "global": every worker is given the same, whole batch, and takes its slice; "local": each worker's batch is
-            its own part.
+        strategy_builder: how to distribute: a builder, or its name with or without arguments, say
+            "AllReduce(chunk_size=32)". Default: AllReduce.
+        batch: "global": every worker is given the same, whole batch, and takes its slice; "local": each worker's batch
+            is its own part.
         loss_reduction: what the loss does over examples, "mean" or "sum".
         fetch_reduction: how a float that differs between replicas is returned, "mean" (over examples) or "sum".
         sum_duplicates: sum duplicate rows of a sparse gradient before the update sees them. That is another

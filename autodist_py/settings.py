@@ -51,7 +51,7 @@ class Settings:
     log_level: str | None = None
     join_timeout: float = 120.0
     heartbeat_timeout: float = 5.0
-    exit_grace: float = 3.0
+    exit_grace: float = 2.5
     coordinator_port: int = 0
     server_port: int = 0
 

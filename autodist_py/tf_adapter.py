@@ -57,13 +57,13 @@ def uninitialized_variable(name: str, dtype: tf.DType, shape: tf.TensorShape, *,
 
 
 def fetch_handler(graph: tf.Graph, fetches: Any) -> Any:
-    """TensorFlow's own reading of a structure of fetches: `fetches()`, `targets()` and `build_results(session, values)`."""
+    """TensorFlow's own reading of a structure of fetches, with `fetches()`, `targets()` and `build_results()`."""
     return session._FetchHandler(graph, fetches, {})
 
 
 @contextmanager
 def run_metadata(message: Any) -> Iterator[None]:
-    """Fill `message`, a RunMetadata, with what is collected about the functions run within the context; None: nothing."""
+    """Fill `message`, a RunMetadata (or None), with what is collected about the functions run within the context."""
     if message is None:
         yield
         return

@@ -117,10 +117,11 @@ class _Trace:
         try:
             with self._recording():
                 tf_adapter.trace(self._function, self.graph, args, kwargs, autograph=self._autograph)
-        except CaptureError:
-            raise
         except Exception as error:
-            if any(argument.batched for argument in self.arguments):
+            refusal = _refusal(error)
+            if refusal is not None:
+                raise refusal from error
+            if "None" in str(error) and any(argument.batched for argument in self.arguments):
                 error.add_note(
                     "autodist_py traces a step for any batch size: the first dimension of a batched argument is None "
                     "(`x.shape[0]`); `tf.shape(x)[0]` is the number of examples."
@@ -149,6 +150,13 @@ class _Trace:
         self.creates_variables = True
         with tf.init_scope():
             return creator(**kwargs)
+
+
+def _refusal(error: BaseException | None) -> CaptureError | None:
+    """The CaptureError that `error` is or, autograph having wrapped it in an error of its own, comes from."""
+    while error is not None and not isinstance(error, CaptureError):
+        error = error.__context__
+    return error
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,11 +52,6 @@ class GraphScope:
             stack.enter_context(tf_adapter.inlined_functions(self.graph))
             yield
 
-    @property
-    def version(self) -> int:
-        """Grows with every op that is added."""
-        return int(self.graph.version)
-
     def variables(self) -> dict[str, Variable]:
         """The graph's variables by name.
 

@@ -182,7 +182,7 @@ class Coordinator:
                 self._fail(rank, "ended its script", self._released[rank])
             elif rank not in self._servers:
                 hint = "see its output above" if exit_code else "its script must reach AutoDist(...)"
-                self._fail(rank, "ended before it joined", f"{describe_exit(exit_code)}; {hint}")
+                self._fail(rank, "ended", f"{describe_exit(exit_code)}; {hint}")
             else:
                 self._fail(rank, "ended", f"{describe_exit(exit_code)}; see its output above")
 
@@ -249,9 +249,15 @@ class Coordinator:
 
     def _fail(self, rank: int, event: str, detail: str) -> str:
         if self._cause is None:
-            self._cause = describe(rank, self._addresses[rank], event, step=self._steps.get(rank, 0), detail=detail)
+            self._cause = f"worker {rank} ({self._addresses[rank]}) {event} {self._when(rank)}: {detail}"
             self._changed.notify_all()
         return self._cause
+
+    def _when(self, rank: int) -> str:
+        if rank not in self._servers:
+            return "before it joined"
+        step = self._steps.get(rank)
+        return f"at step {step}" if step else "before its first step"
 
     def _fail_of_leaver(self, rank: int, need: str, *, raises: bool = True) -> None:
         """The run fails as `rank` has left: by its exit code when there is one soon, else because others need it."""
@@ -266,12 +272,6 @@ class Coordinator:
 
     def _names(self, ranks: Iterable[int]) -> str:
         return ", ".join(f"worker {rank} ({self._addresses[rank]})" for rank in sorted(ranks))
-
-
-def describe(rank: int, address: str, event: str, *, step: int, detail: str) -> str:
-    """The cause of a failed run, in one line: who, when (`step` 0: before the first), why."""
-    when = f" at step {step}" if step else " before its first step"
-    return f"worker {rank} ({address}) {event}{'' if 'before' in event else when}: {detail}"
 
 
 def describe_exit(exit_code: int) -> str:

@@ -28,9 +28,7 @@ def broadcast(variables: Mapping[str, tf.Variable], cluster: Cluster) -> None:
 def _by_collective(variable: tf.Variable, place: Place, cluster: Cluster) -> None:
     collectives = Collectives(place, cluster.next_instance_key)
 
-    def body(
-        inputs: Sequence[tf.Tensor], _capture: object
-    ) -> tuple[list[tf.Tensor], list[tf.Operation]]:
+    def body(inputs: Sequence[tf.Tensor], _capture: object) -> tuple[list[tf.Tensor], list[tf.Operation]]:
         own = inputs[0] if cluster.is_chief else tf.zeros_like(inputs[0])
         with tf.device(place.host):
             return [collectives.sum_over_workers(own)], []
@@ -45,7 +43,7 @@ def _by_coordinator(name: str, variable: tf.Variable, cluster: Cluster) -> None:
     value = np.asarray(variable.numpy())
     if value.dtype.hasobject:
         raise ClusterError(
-            f"variable '{name}' holds strings, whose initial value cannot be sent to the workers; hold them in a constant"
+            f"variable '{name}' holds strings, whose initial value cannot be sent to the workers; use a constant"
         )
     agreed = cluster.agree(f"initial-value/{name}/{cluster.next_instance_key}", value.tobytes())
     variable.assign(np.frombuffer(agreed, value.dtype).reshape(value.shape))

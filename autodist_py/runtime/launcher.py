@@ -191,7 +191,7 @@ def chief_output(worker_output: int | None) -> LineOutput:
         return LineOutput(worker_output)
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
-        reconfigure(line_buffering=True)
+        reconfigure(line_buffering=True, write_through=False)  # `python -u` writes a line in two halves.
     try:
         return LineOutput(sys.stdout.fileno())
     except (OSError, AttributeError, ValueError):  # Replaced by a notebook, or closed.

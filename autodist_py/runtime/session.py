@@ -10,6 +10,7 @@ import tensorflow as tf
 from autodist_py import tf_adapter
 from autodist_py.capture.graph import GraphScope, Signature
 from autodist_py.compiler import Compiler, StepProgram
+from autodist_py.kernel.analysis import analyse
 from autodist_py.proto.errors import SessionError
 from autodist_py.proto.graph_item import GraphItem, Variable
 from autodist_py.runtime.executor import Executor
@@ -26,7 +27,7 @@ class DistributedSession(tf_adapter.SessionInterface):
         self._scope = scope
         self._compiler = compiler
         self._loss_reduction = loss_reduction
-        self._version = scope.version
+        self._captured = frozenset(op.name for op in scope.graph.get_operations())
         self._strategy = compiler.strategy(scope.item(loss_reduction=loss_reduction))
         with tf_adapter.eagerly():
             self._variables = {name: _make(variable) for name, variable in scope.variables().items()}
@@ -54,7 +55,8 @@ class DistributedSession(tf_adapter.SessionInterface):
             run_metadata: filled with what TensorFlow collected about the run.
 
         Raises:
-            SessionError: a feed or fetch that this session cannot serve, or a graph edited since it was made.
+            SessionError: a feed or fetch that this session cannot serve, or one that needs a variable or a training
+                op that was added to the graph after the session was made (initializers and savers may be).
             WorkerFailedError: another worker failed; the message names it.
         """
         self._require_usable(options)
@@ -109,15 +111,25 @@ class DistributedSession(tf_adapter.SessionInterface):
     def _require_usable(self, options: Any) -> None:
         if self.closed:
             raise SessionError("the session is closed; create another with create_distributed_session()")
-        if self._scope.version != self._version:
-            added = [op.name for op in self.graph.get_operations()][-3:]
-            raise SessionError(
-                f"the graph was edited after the session was created (its last ops are {', '.join(added)}), and would "
-                "no longer be what was compiled. Build everything, savers and summaries too, before "
-                "create_distributed_session()"
-            )
         if options is not None and options.timeout_in_ms:
             raise SessionError("a run of a distributed session takes no timeout; set timeout_in_ms to 0")
+
+    def _require_captured(self, item: GraphItem) -> None:
+        """Refuse what was added too late to be part of the strategy: variables, and what trains them."""
+        varying = analyse(item).varying
+        trained = {gradient.variable for gradient in item.gradients}
+        late = [variable.name for variable in item.variables if variable.name not in self._captured]
+        late += [
+            op
+            for variable in item.variables
+            for op in variable.update_ops
+            if op not in self._captured and (op in varying or variable.name in trained)
+        ]
+        if late:
+            raise SessionError(
+                f"the graph was edited after the session was created: {', '.join(late)} would not be trained as the "
+                "strategy says. Build variables and training ops in scope(), before create_distributed_session()"
+            )
 
     def _feeds(self, feed_dict: Mapping[Any, Any]) -> dict[str, tf.Tensor]:
         """The fed values by tensor name, sorted, checked against the graph and with each other."""
@@ -142,6 +154,9 @@ class DistributedSession(tf_adapter.SessionInterface):
 
     def _compile(self, signature: Signature) -> "_SessionProgram":
         item = self._scope.cut(signature, loss_reduction=self._loss_reduction)
+        if item.gradients and self._compiler.place(self._strategy).num_replicas > 1:
+            _require_batch(item)
+        self._require_captured(item)
         variables = {variable.name: self._variables[variable.name] for variable in item.variables}
         name = f"session_{len(self._programs)}"
         make = self._compiler.distributed if item.gradients else self._compiler.alone
@@ -176,6 +191,17 @@ class _SessionProgram:
         return results
 
 
+def _require_batch(item: GraphItem) -> None:
+    """Refuse a step whose inputs all have static shapes: every replica would train on all that is fed."""
+    static = [source for source in item.inputs if source.shape]
+    if static and not any(source.batched for source in item.inputs):
+        shapes = ", ".join(f"'{source.name}' {list(source.shape or ())}" for source in static)
+        raise SessionError(
+            "a step is shared out by the first dimension of its placeholders, which must be None for the batch; "
+            f"received static shapes: {shapes}. Make it None: tf.compat.v1.placeholder(dtype, [None, ...])"
+        )
+
+
 def _make(variable: Variable) -> tf.Variable:
     dtype, shape = tf.as_dtype(variable.dtype), tf.TensorShape(variable.shape)
     return tf_adapter.uninitialized_variable(variable.name, dtype, shape, trainable=variable.trainable)
@@ -184,8 +210,8 @@ def _make(variable: Variable) -> tf.Variable:
 def _fetchable(tensor: tf.Tensor) -> tf.Tensor:
     if tensor.dtype in (tf.resource, tf.variant):
         raise SessionError(
-            f"'{tensor.name}' is a handle ({tensor.dtype.name}), which has no value to fetch; fetch the variable itself, "
-            "or the tensor that reads it"
+            f"'{tensor.name}' is a handle ({tensor.dtype.name}), which has no value to fetch; fetch the variable "
+            "itself, or the tensor that reads it"
         )
     return tensor
 

@@ -68,7 +68,7 @@ class WorkerCluster:
         self._exiting = threading.Event()
         self._callbacks: dict[object, Callable[[str], None]] = {}
         self._script_raised = False
-        self._exit_code = 1
+        self._signal: signal.Signals | None = None
         self._heart = threading.Thread(target=self._beat, name="autodist-heartbeat", daemon=True)
 
     # -- Joining ------------------------------------------------------------------------------------------------------
@@ -246,22 +246,24 @@ class WorkerCluster:
     # -- The end of the process ---------------------------------------------------------------------------------------
 
     def raised(self, error: BaseException) -> bool:
-        """See ScriptObserver. An error that follows from the run's failure elsewhere has no traceback worth showing."""
+        """See ScriptObserver. An error that follows from a signal, or from another worker's failure, is no news."""
         self._script_raised |= threading.current_thread() is threading.main_thread()
-        if isinstance(error, WorkerFailedError):
+        if isinstance(error, KeyboardInterrupt):
+            self.signalled(signal.SIGINT)
+        if self._signal is not None or isinstance(error, WorkerFailedError):
             return False
         if tf_adapter.is_tensorflow_error(error) and self.failure() is not None:
             return False
-        self._abort("was interrupted" if isinstance(error, KeyboardInterrupt) else "failed", one_line(error))
+        self._abort("failed", one_line(error))
         return True
 
     def signalled(self, number: signal.Signals) -> None:
         """See ScriptObserver."""
+        self._signal = number
         if number == signal.SIGINT:
             self._abort("was interrupted", "KeyboardInterrupt (Ctrl-C)")
-            return
-        self._exit_code = 128 + number
-        self._abort("was terminated", number.name)
+        else:
+            self._abort("was terminated", number.name)
 
     def ended(self) -> None:
         """See ScriptObserver. The chief waits here for all others, so that none loses its coordinator."""
@@ -280,14 +282,14 @@ class WorkerCluster:
             return
         self._stop_workers()
         self._show_cause()
-        if not self._script_raised:  # Python would exit with the script's own code, 0 perhaps.
-            _exit(self._exit_code)
+        if self._signal is not None or not self._script_raised:  # Else Python exits with 1 by itself.
+            self._exit()
 
     def _end_after_grace(self) -> None:
         if not self._exiting.wait(self._exit_grace):
             self._stop_workers()
             self._show_cause()
-            _exit(self._exit_code)
+            self._exit()
 
     def _stop_workers(self) -> None:
         if self._chief is not None:
@@ -298,12 +300,11 @@ class WorkerCluster:
         with suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(f"autodist: {self._cause}\n")
 
-
-def _exit(code: int) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(code)
+    def _exit(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(1 if self._signal is None else 128 + self._signal)
 
 
 def _nodes(resources: ResourceSpec) -> str:

@@ -153,14 +153,13 @@ class Compiler:
         everyone = self.cluster.compare(self._key("fingerprint"), fingerprint)
         if len(set(everyone.values())) == 1:
             return
-        chiefs = self.cluster.agree(self._key("graph"), _item_text(item).encode()).decode()
+        texts = self.cluster.compare(self._key("graph"), _item_text(item).encode())
         different = sorted(rank for rank, value in everyone.items() if value != everyone[0])
-        error = CaptureError(
+        raise CaptureError(
             f"the script must build the same graph on every worker, but {_workers(different)} another than the chief: "
-            f"{_first_difference(chiefs, _item_text(item))}. Look for code that depends on the rank, the host, the "
-            "time, the order of a set, or random numbers"
+            f"{_first_difference(texts[0].decode(), texts[different[0]].decode())}. Look for code that depends on the "
+            "rank, the host, the time, the order of a set, or random numbers"
         )
-        raise error
 
     def _require_same_launches(self, program: CompiledProgram) -> None:
         if self.cluster.num_workers == 1:
@@ -204,7 +203,9 @@ class StepProgram:
 
 
 def _item_text(item: GraphItem) -> str:
-    return f"{item}\n{format_graph(tf.compat.v1.GraphDef.FromString(item.graph_def))}"
+    """The item for a comparison: first what a person reads, then every detail; without the fingerprint."""
+    graph = tf.compat.v1.GraphDef.FromString(item.graph_def)
+    return "\n".join([format_graph(graph), str(item).partition("\n")[2], str(graph)])
 
 
 def _first_difference(theirs: str, ours: str) -> str:
@@ -212,7 +213,7 @@ def _first_difference(theirs: str, ours: str) -> str:
     changed = [line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     removed = next((line[1:] for line in changed if line.startswith("-")), "nothing")
     added = next((line[1:] for line in changed if line.startswith("+")), "nothing")
-    return f"the chief has `{removed}` where this worker has `{added}`"
+    return f"the chief has `{removed.strip()}` where the other has `{added.strip()}`"
 
 
 def _workers(ranks: Sequence[int]) -> str:

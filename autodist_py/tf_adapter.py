@@ -81,5 +81,21 @@ def global_seed() -> int | None:
 
 
 def eagerly() -> AbstractContextManager[None]:
-    """What is done within happens eagerly, also while a graph is the default (`tf.init_scope` stays in a `tf.Graph`)."""
+    """What is done within happens eagerly, also while a `tf.Graph` is the default (which `tf.init_scope` stays in)."""
     return context.eager_mode()
+
+
+def register_functions(library: Any) -> list[str]:
+    """Make a graph's library functions callable in the eager context; returns their names.
+
+    Importing a graph into a function registers what the graph calls in the graph alone.
+    """
+    for function in library.function:
+        context.context().add_function_def(function)
+    return [function.signature.name for function in library.function]
+
+
+def forget_functions(names: Sequence[str]) -> None:
+    """Undo `register_functions`."""
+    for name in names:
+        context.context().remove_function(name)

@@ -62,6 +62,16 @@ def functions_of(node: tf.compat.v1.NodeDef) -> Iterator[tuple[str, str]]:
                 yield key, function.name
 
 
+def rename_functions(node: tf.compat.v1.NodeDef, renamed: Mapping[str, str]) -> None:
+    """Make `node` call `renamed[name]` wherever it calls the library function `name`; others stay."""
+    for value in node.attr.values():
+        if value.HasField("func"):
+            value.func.name = renamed.get(value.func.name, value.func.name)
+        elif value.HasField("list"):
+            for function in value.list.func:
+                function.name = renamed.get(function.name, function.name)
+
+
 class GraphView:
     """The index. `graph` must not be edited while a view of it is in use."""
 

@@ -1,7 +1,8 @@
 """The canonical form of a captured graph: what the user wrote, without the counters of the process that traced it.
 
 Capturing the same code twice gives equal bytes: library functions are named by their content and sorted, what is inside
-them is named by position, and attributes that hold counters, debug information or this process's devices are dropped.
+them is named by position, and attributes that hold counters, debug information or this process's configuration are
+dropped, as are colocation groups, whose names are counted.
 """
 
 import hashlib
@@ -9,10 +10,10 @@ from collections.abc import Collection
 
 import tensorflow as tf
 
-from autodist_py.kernel.graph_view import functions_of
+from autodist_py.kernel.graph_view import functions_of, rename_functions
 
 _DROPPED_ATTRIBUTES = frozenset(
-    {"_gradient_op_type", "_XlaMustCompile", "config_proto", "_forward_func_name", "_backward_func_name"}
+    {"_class", "_gradient_op_type", "_XlaMustCompile", "config_proto", "_forward_func_name", "_backward_func_name"}
 )
 
 
@@ -49,13 +50,7 @@ class _Library:
             data = [name for name in node.input if not name.startswith("^")]
             node.ClearField("input")
             node.input.extend(data + controls)
-        names = {name for _, name in functions_of(node)}
-        for value in node.attr.values():
-            if value.HasField("func") and value.func.name in names:
-                value.func.name = self._canonical_name(value.func.name)
-            elif value.HasField("list"):
-                for function in value.list.func:
-                    function.name = self._canonical_name(function.name)
+        rename_functions(node, {name: self._canonical_name(name) for _, name in functions_of(node)})
 
     def _canonical_name(self, name: str) -> str:
         if name not in self._original:
@@ -101,11 +96,6 @@ def _numbered(original: tf.compat.v1.NodeDef) -> tf.compat.v1.NodeDef:
         node.name = ops[node.name]
         for index, name in enumerate(node.input):
             node.input[index] = renamed(name)
-        if "_class" in node.attr:
-            groups = node.attr["_class"].list.s
-            for index, group in enumerate(groups):
-                marker, _, op = group.decode().partition("@")
-                groups[index] = f"{marker}@{ops.get(op, op)}".encode()
     _replace_map(function.ret, {results[key]: renamed(value) for key, value in original.ret.items()})
     _replace_map(function.control_ret, {controls[key]: ops[value] for key, value in original.control_ret.items()})
     return function

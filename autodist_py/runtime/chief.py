@@ -1,6 +1,7 @@
 """What only the chief's process has: the coordinator, its server, and the workers that it launched."""
 
 import secrets
+import threading
 from dataclasses import dataclass, field
 
 import grpc
@@ -55,10 +56,11 @@ class Chief:
                 self._workers.append(self._launcher.launch(job, on_exit=self.coordinator.process_ended))
 
     def stop_silent(self) -> None:
-        """Ends the workers whose heartbeat is missing, if any: they cannot end by themselves."""
+        """The workers whose heartbeat is missing, if any, are being ended: they cannot end by themselves."""
         silent = self.coordinator.check_heartbeats()
         if silent:
-            stop_workers([worker for worker in self._workers if worker.rank in silent], grace=0.0)
+            workers = [worker for worker in self._workers if worker.rank in silent]
+            threading.Thread(target=stop_workers, args=[workers], kwargs={"grace": 0.0}, daemon=True).start()
 
     def wait_for_workers(self) -> None:
         """All workers have left, and their processes have ended; one that does not end is made to."""

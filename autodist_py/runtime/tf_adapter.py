@@ -16,12 +16,12 @@ _SHOWN_OBJECTS = 3
 
 
 def eager_context_is_started() -> bool:
-    """Whether anything eager was made in this process; importing TensorFlow, or building a tf.Graph, is not."""
-    if "tensorflow" not in sys.modules:
-        return False
-    from tensorflow.python.eager import context
+    """Whether anything eager was made in this process; importing TensorFlow, or building a tf.Graph, is not.
 
-    return context.context()._context_handle is not None
+    It imports nothing, so any thread may ask while the main thread still imports TensorFlow.
+    """
+    current = getattr(sys.modules.get("tensorflow.python.eager.context"), "context_safe", lambda: None)()
+    return current is not None and current._context_handle is not None
 
 
 def eager_objects() -> list[str]:
@@ -111,17 +111,15 @@ def start_server(servers: Sequence[str], rank: int, *, cpus: int) -> None:
 
 def abort_collectives(message: str) -> None:
     """Every collective of this process, waiting or to come, raises tf.errors.AbortedError with `message`."""
+    if not eager_context_is_started():
+        return
     from tensorflow.python.eager import context
     from tensorflow.python.framework import errors
 
-    if eager_context_is_started():
-        context.context().abort_collective_ops(errors.ABORTED, message)
+    context.context().abort_collective_ops(errors.ABORTED, message)
 
 
 def is_tensorflow_error(error: BaseException) -> bool:
-    """Whether TensorFlow's runtime raised it, as it does when a peer is gone."""
-    if "tensorflow" not in sys.modules:
-        return False
-    from tensorflow.python.framework import errors
-
-    return isinstance(error, errors.OpError)
+    """Whether TensorFlow's runtime raised it, as it does when a peer is gone. It imports nothing."""
+    base = getattr(sys.modules.get("tensorflow.python.framework.errors_impl"), "OpError", None)
+    return base is not None and isinstance(error, base)

@@ -270,20 +270,22 @@ class WorkerCluster:
         self._exiting.set()
         try:
             if self._cause is None:
-                self.leave()
+                self._end_together()
         except (ClusterError, KeyboardInterrupt, SystemExit):
             self.failure()
-        if self._cause is None:
-            self._heart.join(_MARGIN_SECONDS)
-            if self._chief is not None:
-                self._chief.wait_for_workers()
-                self._cause = self._chief.coordinator.cause
         if self._cause is None:
             return
         self._stop_workers()
         self._show_cause()
         if self._signal is not None or not self._script_raised:  # Else Python exits with 1 by itself.
             self._exit()
+
+    def _end_together(self) -> None:
+        self.leave()
+        self._heart.join(_MARGIN_SECONDS)
+        if self._chief is not None:
+            self._chief.wait_for_workers()
+            self._cause = self._chief.coordinator.cause
 
     def _end_after_grace(self) -> None:
         if not self._exiting.wait(self._exit_grace):

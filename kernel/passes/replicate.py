@@ -7,7 +7,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist_py.kernel.analysis import calling
-from autodist_py.kernel.graph_view import ITERATOR_NEXT, SEEDED_RANDOM, VARIABLE_OP, GraphView
+from autodist_py.kernel.graph_view import ITERATOR_NEXT, SEEDED_RANDOM, VARIABLE_OP, GraphView, rename_functions
 from autodist_py.kernel.names import on_replica, op_of
 from autodist_py.kernel.program import Program
 from autodist_py.proto.errors import InvalidGraphError
@@ -99,14 +99,8 @@ def _own_stream(node: tf.compat.v1.NodeDef, replica: int, renamed: dict[str, str
         seeds = (node.attr["seed"].i, node.attr["seed2"].i)
         if seeds != (0, 0):
             node.attr["seed2"].i = (seeds[1] + replica * _SEED_STRIDE) % 2**31
-    if not renamed:
-        return
-    for value in node.attr.values():
-        if value.HasField("func"):
-            value.func.name = renamed.get(value.func.name, value.func.name)
-        elif value.HasField("list"):
-            for function in value.list.func:
-                function.name = renamed.get(function.name, function.name)
+    if renamed:
+        rename_functions(node, renamed)
 
 
 def _own_functions(view: GraphView, replica: int, renamed: dict[str, str]) -> Iterator[tf.compat.v1.NodeDef]:

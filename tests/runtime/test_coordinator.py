@@ -1,0 +1,256 @@
+"""The state of a run, called from threads as workers do, and its gRPC service."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+
+from autodist_py.proto.errors import ClusterError, WorkerFailedError
+from autodist_py.runtime import coordinator as coordinator_module
+from autodist_py.runtime.coordinator import Coordinator, Membership
+from autodist_py.runtime.service import ChiefLostError, CoordinatorClient, serve
+
+ADDRESSES = ("127.0.0.1", "127.0.0.2")
+
+
+def make_coordinator(heartbeat_timeout=5.0):
+    return Coordinator(ADDRESSES, run_id="run", seed=7, fingerprint="spec", heartbeat_timeout=heartbeat_timeout)
+
+
+def both(call):
+    """The results of `call(rank)` for both ranks at once; an error is a result."""
+
+    def result(rank):
+        try:
+            return call(rank)
+        except ClusterError as error:
+            return error
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(result, (0, 1)))
+
+
+def joined(heartbeat_timeout=5.0):
+    coordinator = make_coordinator(heartbeat_timeout)
+    both(lambda rank: coordinator.join(rank, f"host:{rank}", fingerprint="spec", timeout=5))
+    return coordinator
+
+
+def exchange(coordinator, rank, key, *, everyone=True, timeout=5.0):
+    return coordinator.exchange(rank, key, value=f"{key}{rank}".encode(), everyone=everyone, timeout=timeout)
+
+
+def test_joining_gives_every_worker_the_same_run_and_all_servers():
+    coordinator = make_coordinator()
+
+    results = both(lambda rank: coordinator.join(rank, f"host:{rank}", fingerprint="spec", timeout=5))
+
+    assert results == [Membership("run", 7, ("host:0", "host:1"))] * 2
+
+
+def test_a_worker_that_does_not_join_in_time_is_named():
+    with pytest.raises(ClusterError, match=r"worker 1 \(127.0.0.2\) did not join within 0.1 s"):
+        make_coordinator().join(0, "host:0", fingerprint="spec", timeout=0.1)
+
+
+def test_a_worker_with_another_resource_spec_is_refused():
+    with pytest.raises(ClusterError, match="worker 1 read other, the chief spec"):
+        make_coordinator().join(1, "host:1", fingerprint="other", timeout=1)
+
+
+def test_a_rank_joins_once():
+    with pytest.raises(ClusterError, match=r"each rank from 0 to 1 joins once. Received: 1, after \[0, 1\]"):
+        joined().join(1, "host:1", fingerprint="spec", timeout=1)
+
+
+def test_everyone_gets_all_values_or_the_chiefs():
+    coordinator = joined()
+
+    assert both(lambda rank: exchange(coordinator, rank, "k")) == [{0: b"k0", 1: b"k1"}] * 2
+    assert both(lambda rank: exchange(coordinator, rank, "k", everyone=False)) == [{0: b"k0"}] * 2
+
+
+def test_the_chief_does_not_wait_for_those_it_tells():
+    coordinator = joined()
+
+    assert exchange(coordinator, 0, "k", everyone=False) == {0: b"k0"}
+    assert exchange(coordinator, 0, "k", everyone=False) == {0: b"k0"}
+    assert exchange(coordinator, 1, "k", everyone=False) == {0: b"k0"}
+
+
+def test_exchanges_that_everyone_has_seen_are_forgotten():
+    coordinator = joined()
+
+    for number in range(20):
+        both(lambda rank, number=number: exchange(coordinator, rank, f"k{number % 3}"))
+
+    assert coordinator._rounds == {}
+
+
+def test_an_exchange_that_is_too_late_names_who_is_missing():
+    with pytest.raises(ClusterError, match=r"worker 1 \(127.0.0.2\) did not reach 'k' within 0.1 s"):
+        exchange(joined(), 0, "k", timeout=0.1)
+
+
+def test_the_first_cause_is_everyones_and_frees_those_who_wait():
+    coordinator = joined()
+    waiting = ThreadPoolExecutor(1).submit(exchange, coordinator, 0, "k")
+
+    cause = coordinator.abort(1, "failed", detail="ValueError: boom", step=12)
+
+    assert cause == "worker 1 (127.0.0.2) failed at step 12: ValueError: boom"
+    assert coordinator.abort(0, "failed", detail="later", step=13) == cause
+    assert coordinator.heartbeat(0, 13).cause == cause
+    with pytest.raises(WorkerFailedError) as caught:
+        waiting.result(5)
+    assert str(caught.value) == cause
+
+
+def test_a_silent_worker_ends_the_run(monkeypatch):
+    monkeypatch.setattr(coordinator_module, "HEARTBEAT_SECONDS", 0.05)
+    coordinator = joined(heartbeat_timeout=0.3)
+    deadline = time.monotonic() + 5
+    silent: list[int] = []
+    while not silent and time.monotonic() < deadline:
+        coordinator.heartbeat(0, 4)
+        silent = coordinator.check_heartbeats()
+
+    assert silent == [1]
+    assert coordinator.cause == "worker 1 (127.0.0.2) stopped answering before its first step: no heartbeat for 0.3 s"
+
+
+def test_a_chief_that_stood_still_itself_blames_nobody():
+    coordinator = joined(heartbeat_timeout=2.0)
+    for rank in (0, 1):
+        coordinator._seen[rank] -= 60
+    coordinator._checked -= 60
+
+    assert coordinator.check_heartbeats() == []
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "cause"),
+    [
+        (3, "worker 1 (127.0.0.2) ended before its first step: exit code 3; see its output above"),
+        (-9, "worker 1 (127.0.0.2) ended before its first step: killed by SIGKILL; see its output above"),
+        (0, "worker 1 (127.0.0.2) ended before its first step: exit code 0; see its output above"),
+    ],
+)
+def test_a_process_that_ends_before_all_have_left_ends_the_run(exit_code, cause):
+    coordinator = joined()
+
+    coordinator.process_ended(1, exit_code)
+
+    assert coordinator.cause == cause
+
+
+def test_a_process_that_ends_before_joining_ends_the_run_at_once():
+    coordinator = make_coordinator()
+    joining = ThreadPoolExecutor(1).submit(coordinator.join, 0, "host:0", fingerprint="spec", timeout=60)
+
+    coordinator.process_ended(1, 2)
+
+    with pytest.raises(WorkerFailedError, match=r"worker 1 \(127.0.0.2\) ended before it joined: exit code 2"):
+        joining.result(5)
+
+
+def test_leaving_returns_when_all_have_left():
+    coordinator = joined()
+
+    assert both(lambda rank: coordinator.leave(rank, 3)) == [None, None]
+    coordinator.process_ended(1, 0)
+    assert coordinator.cause is None
+
+
+def test_a_script_that_fails_after_all_have_left_is_still_a_failure():
+    coordinator = joined()
+    both(lambda rank: coordinator.leave(rank, 3))
+
+    coordinator.process_ended(1, 3)
+
+    assert coordinator.cause == "worker 1 (127.0.0.2) ended at step 3: exit code 3; see its output above"
+
+
+def test_waiting_for_one_that_has_left_ends_the_run_with_its_exit_code():
+    coordinator = joined()
+
+    def leave_and_exit():
+        with suppress(WorkerFailedError):
+            coordinator.leave(1, 5)
+        coordinator.process_ended(1, 3)
+
+    threading.Thread(target=leave_and_exit).start()
+
+    with pytest.raises(WorkerFailedError, match=r"worker 1 \(127.0.0.2\) ended at step 5: exit code 3"):
+        exchange(coordinator, 0, "k")
+
+
+def test_a_step_that_another_script_did_not_reach_ends_the_run():
+    coordinator = joined()
+    leaving = ThreadPoolExecutor(1).submit(coordinator.leave, 0, 5)
+    while not coordinator._left:
+        time.sleep(0.01)
+
+    assert coordinator.heartbeat(1, 5).cause is None
+    cause = coordinator.heartbeat(1, 6).cause
+
+    assert cause is not None and "worker 0 (127.0.0.1) ended its script at step 5: worker 1 went on to step 6" in cause
+    assert isinstance(leaving.exception(5), WorkerFailedError)
+
+
+# -- The service ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def service():
+    coordinator = make_coordinator()
+    server, address = serve(coordinator, "the secret", host="127.0.0.1", port=0)
+    yield coordinator, address
+    server.stop(None)
+
+
+def test_a_client_is_a_coordinator_elsewhere(service):
+    coordinator, address = service
+    client = CoordinatorClient(address, "the secret", heartbeat_timeout=5)
+    calls = [coordinator, client]
+
+    assert both(lambda rank: calls[rank].join(rank, f"host:{rank}", fingerprint="spec", timeout=5))[1].seed == 7
+    assert both(lambda rank: exchange(calls[rank], rank, "k"))[1] == {0: b"k0", 1: b"k1"}
+    assert client.heartbeat(1, 2).cause is None
+    cause = client.abort(1, "failed", detail="why", step=2)
+    assert cause == "worker 1 (127.0.0.2) failed at step 2: why"
+    with pytest.raises(WorkerFailedError, match="failed at step 2: why"):
+        client.leave(1, 2)
+
+
+def test_large_values_pass(service):
+    coordinator, address = service
+    client = CoordinatorClient(address, "the secret", heartbeat_timeout=5)
+    value = bytes(20_000_000)
+
+    coordinator.exchange(0, "k", value=value, everyone=False, timeout=5)
+
+    assert client.exchange(1, "k", value=b"", everyone=False, timeout=5) == {0: value}
+
+
+def test_a_call_without_the_secret_is_refused(service):
+    coordinator, address = service
+    client = CoordinatorClient(address, "guessed", heartbeat_timeout=5)
+
+    with pytest.raises(ClusterError, match=f"coordinator at {address} refused this worker"):
+        client.abort(1, "failed", detail="why", step=0)
+    assert coordinator.cause is None
+
+
+def test_a_port_in_use_is_an_error_that_says_so(service):
+    _, address = service
+    with pytest.raises(ClusterError, match=r"the port is in use, .* Choose another AUTODIST_COORDINATOR_PORT"):
+        serve(make_coordinator(), "secret", host="127.0.0.1", port=int(address.rpartition(":")[2]))
+
+
+def test_a_coordinator_that_is_not_there_is_an_error_at_once():
+    client = CoordinatorClient("127.0.0.1:1", "secret", heartbeat_timeout=5)
+    with pytest.raises(ChiefLostError, match=r"127.0.0.1:1 does not answer"):
+        client.heartbeat(1, 0)

@@ -1,0 +1,155 @@
+"""Local worker processes, their output, and the port held for TensorFlow's server."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from autodist_py.proto.errors import ClusterError
+from autodist_py.proto.resource_spec import NodeSpec
+from autodist_py.runtime.launcher import Job, LineOutput, LocalLauncher, stop_workers
+from autodist_py.runtime.ports import HeldPort
+
+NODE = NodeSpec("127.0.0.2")
+
+
+class Lines:
+    """A pipe that a LineOutput writes to, read to its end in the background."""
+
+    def __init__(self):
+        self._read, self.descriptor = os.pipe()
+        self.output = LineOutput(self.descriptor)
+        self._text = b""
+        self._reader = threading.Thread(target=self._collect, daemon=True)
+        self._reader.start()
+
+    def _collect(self):
+        while chunk := os.read(self._read, 1 << 16):
+            self._text += chunk
+
+    def all(self):
+        os.close(self.descriptor)
+        self._reader.join(10)
+        os.close(self._read)
+        return self._text.decode().splitlines()
+
+
+class Launch:
+    """launch(code, rank=1): a worker that runs Python code. `lines` is what it writes, `exits` how it ended."""
+
+    def __init__(self, monkeypatch):
+        self.lines, self.exits, self.workers = Lines(), [], []
+        self._monkeypatch = monkeypatch
+
+    def __call__(self, code, rank=1):
+        self._monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-c", code])
+        job = Job(rank, NODE, "127.0.0.1:9", "s3cr3t")
+        worker = LocalLauncher(self.lines.output).launch(job, on_exit=lambda *ended: self.exits.append(ended))
+        self.workers.append(worker)
+        return worker
+
+
+@pytest.fixture
+def launch(monkeypatch):
+    launch = Launch(monkeypatch)
+    yield launch
+    stop_workers(launch.workers, grace=0.0)
+
+
+def test_a_worker_gets_its_rank_the_coordinator_and_the_secret(launch):
+    code = (
+        "import os, sys; print(os.environ['AUTODIST_RANK'], os.environ['AUTODIST_COORDINATOR'], sys.stdin.read());"
+        "print('s3c' + 'r3t' in str(os.environ))"
+    )
+    worker = launch(code)
+
+    assert worker.wait(10) == 0
+    assert launch.lines.all() == ["[1] 1 127.0.0.1:9 s3cr3t", "[1] ", "[1] False"]
+
+
+def test_output_of_several_workers_is_whole_lines(launch):
+    code = "import sys\nfor i in range(300):\n  sys.stdout.write('ab' * 40); sys.stderr.write('cd' * 40 + '\\n')"
+    for worker in [launch(code, rank) for rank in (1, 2, 3)]:
+        assert worker.wait(20) == 0
+
+    assert sorted(set(launch.lines.all())) == [f"[{rank}] {'ab' * 40}{'cd' * 40}" for rank in (1, 2, 3)]
+
+
+def test_of_a_line_that_is_rewritten_the_last_state_is_shown(launch):
+    assert launch(r"print('10%\r50%\r100%\r', flush=True); print('no newline', end='')").wait(10) == 0
+
+    assert launch.lines.all() == ["[1] 100%", "[1] no newline"]
+
+
+def test_the_end_of_a_worker_is_reported_with_its_exit_code(launch):
+    launch("raise SystemExit(3)").wait(10)
+
+    assert launch.exits == [(1, 3)]
+
+
+def test_a_worker_that_ignores_termination_is_killed_with_what_it_started(launch):
+    code = (
+        "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid, flush=True); time.sleep(60)"
+    )
+    worker = launch(code)
+    deadline = time.monotonic() + 10
+    while not launch.lines._text and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+    stop_workers([worker], grace=0.0)
+
+    assert worker.wait(0) == -9
+    child = int(launch.lines.all()[0].removeprefix("[1] "))
+    assert ended_within(child, 5)
+
+
+def ended_within(pid, seconds):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                if stat.read().rpartition(")")[2].split()[0] == "Z":
+                    return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_an_interactive_session_cannot_start_workers():
+    code = (
+        "import sys; sys.orig_argv = ['python']\n"
+        "from autodist_py.runtime.launcher import own_command\n"
+        "try: own_command()\nexcept Exception as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=os.getcwd(), check=True
+    )
+
+    assert "starts from one: `python train.py`" in done.stdout
+
+
+def test_a_held_port_is_refused_to_others_until_it_is_released():
+    held = HeldPort()
+    with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+        other.bind(("0.0.0.0", held.number))
+    with pytest.raises(ClusterError, match=f"TensorFlow's server cannot have port {held.number}: EADDRINUSE"):
+        HeldPort(held.number)
+
+    held.release()
+
+    HeldPort(held.number).release()
+
+
+def test_a_server_that_shares_its_port_counts_as_in_use():
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        with pytest.raises(ClusterError, match="choose another AUTODIST_SERVER_PORT"):
+            HeldPort(server.getsockname()[1])

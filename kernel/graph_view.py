@@ -62,6 +62,11 @@ def functions_of(node: tf.compat.v1.NodeDef) -> Iterator[tuple[str, str]]:
                 yield key, function.name
 
 
+def has_function_attribute(node: tf.compat.v1.NodeDef) -> bool:
+    """Whether ops of `node`'s type have attributes that may hold functions."""
+    return any(value.HasField("func") or value.HasField("list") for value in node.attr.values())
+
+
 def rename_functions(node: tf.compat.v1.NodeDef, renamed: Mapping[str, str]) -> None:
     """Make `node` call `renamed[name]` wherever it calls the library function `name`; others stay."""
     for value in node.attr.values():

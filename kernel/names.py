@@ -33,7 +33,7 @@ def parse(name: str) -> TensorName:
 
 def op_of(name: str) -> str:
     """The operation that makes the tensor (or ends the control edge) `name`."""
-    return parse(name).op
+    return name[1:] if name.startswith("^") else name.partition(":")[0]
 
 
 def replica_scope(index: int) -> str:

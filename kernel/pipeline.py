@@ -1,6 +1,8 @@
 """The compiler's passes, in order, and `compile`: from three values to a program that one worker runs."""
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -79,6 +81,18 @@ def start(item: GraphItem, strategy: Strategy, place: Place, options: Options) -
     )
 
 
+@contextmanager
+def _collection_deferred() -> Iterator[None]:
+    """No garbage collection meanwhile: a compilation makes many small objects, which it would walk again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def compile(
     item: GraphItem,
     strategy: Strategy,
@@ -94,10 +108,11 @@ def compile(
         CaptureError: state is written in a way that replicas cannot be kept equal by.
         InvalidGraphError: a pass failed; the message names it.
     """
-    first = start(item, strategy, place, options or Options())
-    if not first.is_single:
-        require_replicated_writes(item, first.analysis)
-    program = run_passes(first, PASSES, observers)
+    with _collection_deferred():
+        first = start(item, strategy, place, options or Options())
+        if not first.is_single:
+            require_replicated_writes(item, first.analysis)
+        program = run_passes(first, PASSES, observers)
     handles = [node.name for node in tf.compat.v1.GraphDef.FromString(item.graph_def).node if node.op == VARIABLE_OP]
     return CompiledProgram(
         item=item,

@@ -38,12 +38,13 @@ def run_passes(program: Program, passes: Sequence[Pass], observers: Sequence[Obs
             and those that ran before it.
     """
     done: list[str] = []
+    before = _digest(program.graph)
     for position, step in enumerate(passes, start=1):
-        before = _digest(program.graph)
         try:
             result = step(program)
             if _digest(program.graph) != before:
                 raise InvalidGraphError("a pass must not edit the graph that it is given")
+            before = before if result.graph is program.graph else _digest(result.graph)
             verify(result)
         except AutoDistError as error:
             error.add_note(f"in pass '{step.name}', after {', '.join(done) or 'no other pass'}")

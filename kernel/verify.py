@@ -10,12 +10,12 @@
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import networkx as nx
 import tensorflow as tf
 
-from autodist_py.kernel.graph_view import GraphView, functions_of
+from autodist_py.kernel.graph_view import BACK_EDGE, GraphView, functions_of, has_function_attribute
 from autodist_py.kernel.names import op_of, replica_of
 from autodist_py.kernel.printer import format_node
 from autodist_py.kernel.program import Launch, Program
@@ -28,52 +28,92 @@ def verify(program: Program) -> None:
     Raises:
         InvalidGraphError: the first one that does not hold, with the op and what stands around it.
     """
-    seen: set[str] = set()
-    for node in program.graph.node:
-        if node.name in seen:
+    index: dict[str, int] = {}
+    for position, node in enumerate(program.graph.node):
+        if index.setdefault(node.name, position) != position:
             raise InvalidGraphError(f"two ops have the name '{node.name}': {format_node(node)}")
-        seen.add(node.name)
-    view = GraphView(program.graph)
-    for node in program.graph.node:
-        _check_node(view, node)
-    _check_acyclic(view)
+    producers = [_producers(node, index) for node in program.graph.node]
+    _check_replicas(program.graph, list(index), producers)
+    _check_calls(program.graph)
+    _check_acyclic(program.graph, producers)
     for name in (*program.fetches, *program.run_ops):
-        if op_of(name) not in view.nodes:
+        if op_of(name) not in index:
             raise InvalidGraphError(f"'{name}' is to be fetched or run, but no op of the graph makes it")
     if program.ordered:
-        _check_order(view, program.launches)
+        _check_order(program.graph, index, program.launches)
 
 
-def _check_node(view: GraphView, node: tf.compat.v1.NodeDef) -> None:
+def _producers(node: tf.compat.v1.NodeDef, index: Mapping[str, int]) -> list[int]:
+    """The positions of the ops that `node` waits for."""
     controls_began = False
-    here = replica_of(node.name)
+    producers = []
     for name in node.input:
-        producer = op_of(name)
-        if producer not in view.nodes:
-            raise InvalidGraphError(f"input '{name}' is no op of the graph: {format_node(node)}")
-        if controls_began and not name.startswith("^"):
+        is_control = name[0] == "^"
+        if controls_began and not is_control:
             raise InvalidGraphError(f"data input '{name}' comes after a control input: {format_node(node)}")
-        controls_began = name.startswith("^")
-        there = replica_of(producer)
-        if here is not None and there is not None and here != there:
-            raise InvalidGraphError(f"an op of replica {here} reads replica {there}:\n{neighbourhood(view, node)}")
-    for attribute, function in functions_of(node):
-        if function not in view.library:
-            raise InvalidGraphError(f"{attribute} names '{function}', which is not in the library: {format_node(node)}")
+        controls_began = is_control
+        position = index.get(op_of(name))
+        if position is None:
+            raise InvalidGraphError(f"input '{name}' is no op of the graph: {format_node(node)}")
+        producers.append(position)
+    return producers
 
 
-def _check_acyclic(view: GraphView) -> None:
-    if nx.is_directed_acyclic_graph(view.digraph):
-        return
-    cycle = [edge[0] for edge in nx.find_cycle(view.digraph)]
-    nodes = "\n".join(format_node(view.nodes[name]) for name in cycle)
-    raise InvalidGraphError(f"the graph has a cycle of {len(cycle)} ops:\n{nodes}")
+def _check_replicas(graph: tf.compat.v1.GraphDef, names: Sequence[str], producers: Sequence[Sequence[int]]) -> None:
+    replicas = [replica_of(name) for name in names]
+    for position, here in enumerate(replicas):
+        if here is None:
+            continue
+        for producer in producers[position]:
+            if replicas[producer] != here and replicas[producer] is not None:
+                around = neighbourhood(GraphView(graph), graph.node[position])
+                raise InvalidGraphError(f"an op of replica {here} reads replica {replicas[producer]}:\n{around}")
 
 
-def _check_order(view: GraphView, launches: tuple[Launch, ...]) -> None:
+def _check_calls(graph: tf.compat.v1.GraphDef) -> None:
+    library = {function.signature.name for function in graph.library.function}
+    calls: dict[str, bool] = {}  # by op type, whose nodes have the same attributes
+    for node in graph.node:
+        if node.op not in calls:
+            calls[node.op] = has_function_attribute(node)
+        if not calls[node.op]:
+            continue
+        for attribute, function in functions_of(node):
+            if function not in library:
+                raise InvalidGraphError(
+                    f"{attribute} names '{function}', which is not in the library: {format_node(node)}"
+                )
+
+
+def _check_acyclic(graph: tf.compat.v1.GraphDef, producers: Sequence[Sequence[int]]) -> None:
+    """Take away ops that wait for nothing until none is left; what cannot be taken away waits for itself."""
+    back_edges = {position for position, node in enumerate(graph.node) if node.op in BACK_EDGE}
+    waits = [0] * len(producers)
+    consumers: list[list[int]] = [[] for _ in producers]
+    for position, read in enumerate(producers):
+        for producer in read:
+            if producer not in back_edges:
+                waits[position] += 1
+                consumers[producer].append(position)
+    ready = [position for position, count in enumerate(waits) if not count]
+    taken = 0
+    while ready:
+        taken += 1
+        for consumer in consumers[ready.pop()]:
+            waits[consumer] -= 1
+            if not waits[consumer]:
+                ready.append(consumer)
+    if taken < len(producers):
+        view = GraphView(graph)
+        cycle = [edge[0] for edge in nx.find_cycle(view.digraph)]
+        listed = "\n".join(format_node(view.nodes[name]) for name in cycle)
+        raise InvalidGraphError(f"the graph has a cycle of {len(cycle)} ops:\n{listed}")
+
+
+def _check_order(graph: tf.compat.v1.GraphDef, index: Mapping[str, int], launches: tuple[Launch, ...]) -> None:
     for earlier, later in itertools.pairwise(launches):
         for op in later.ops:
-            missing = {f"^{name}" for name in earlier.ops} - set(view.nodes[op].input)
+            missing = {f"^{name}" for name in earlier.ops} - set(graph.node[index[op]].input)
             if missing:
                 raise InvalidGraphError(
                     f"collective '{op}' does not wait for {', '.join(sorted(missing))}: "

@@ -9,7 +9,7 @@ import tensorflow as tf
 from autodist_py.kernel.cross_device_ops.collective import REDUCIBLE, Collectives
 from autodist_py.kernel.fragment import TensorSpec, trace
 from autodist_py.kernel.names import KERNEL_SCOPE, on_replica, op_of
-from autodist_py.kernel.passes.launches import with_fragment
+from autodist_py.kernel.passes.launches import with_launches
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.rewrite import Edits
 from autodist_py.kernel.weights import batch_specs, replica_weights, weighted
@@ -56,9 +56,10 @@ def _combine_stage(program: Program, stage: int, positions: Sequence[int]) -> Pr
     for position, tensor in zip(positions, fragment.outputs, strict=True):
         fetches[position] = tensor
     what = f"fetches {', '.join(output.tensor for output in outputs)}"
-    return replace(
-        with_fragment(program, Edits(), fragment, collectives, rank=(stage, 1), what=what), fetches=tuple(fetches)
-    )
+    edits = Edits()
+    edits.add(fragment.nodes)
+    result = with_launches(program, collectives, rank=(stage, 1), what=what)
+    return replace(result, graph=edits.apply(program.graph), fetches=tuple(fetches))
 
 
 def _copies(program: Program, output: Output) -> list[TensorSpec]:

@@ -10,7 +10,7 @@ from autodist_py.kernel.cross_device_ops.collective import Collectives
 from autodist_py.kernel.fragment import TensorSpec, trace
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import KERNEL_SCOPE, parse, replica_of
-from autodist_py.kernel.passes.launches import with_fragment
+from autodist_py.kernel.passes.launches import with_launches
 from autodist_py.kernel.program import Batch, Program
 from autodist_py.kernel.rewrite import Edits
 
@@ -40,6 +40,7 @@ class SplitBatch:
         )
         parts, rows, total = split.outputs
         edits = Edits()
+        edits.add(split.nodes)
         view = GraphView(program.graph)
         for source, source_parts in zip(sources, zip(*parts, strict=True), strict=True):
             for consumer in view.digraph.succ[parse(source.name).op]:
@@ -47,8 +48,8 @@ class SplitBatch:
                 if position is not None:
                     for spelling in {source.name, str(parse(source.name))}:
                         edits.redirect(consumer, spelling, source_parts[position])
-        result = with_fragment(program, edits, split, collectives, rank=(0, 0), what="number of examples")
-        return replace(result, batch=Batch(tuple(rows), total))
+        result = with_launches(program, collectives, rank=(0, 0), what="number of examples")
+        return replace(result, graph=edits.apply(program.graph), batch=Batch(tuple(rows), total))
 
 
 def _split(

@@ -1,11 +1,12 @@
 """Synchronize: what stands between each raw gradient and the update that reads it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist_py.kernel.cross_device_ops.collective import Collectives
+from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import on_replica, op_of
-from autodist_py.kernel.passes.launches import with_fragment
+from autodist_py.kernel.passes.launches import with_launches
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.rewrite import Edits
 from autodist_py.kernel.synchronizers import all_reduce
@@ -26,13 +27,15 @@ class Synchronize:
     def __call__(self, program: Program) -> Program:
         if program.is_single:
             return program
+        view = GraphView(program.graph)
+        edits = Edits()
         for group in all_reduce.groups(program):
             collectives = Collectives(program.place, program.next_instance_key)
-            fragment = all_reduce.combine(program, group, collectives)
-            edits = Edits()
+            fragment = all_reduce.combine(program, group, view, collectives)
+            edits.add(fragment.nodes)
             for gradient, copies in zip(group.gradients, fragment.outputs, strict=True):
                 for replica, tensors in enumerate(copies):
                     for seam, tensor in zip(gradient.tensors, tensors, strict=True):
                         edits.set_input(on_replica(replica, op_of(seam)), 0, tensor)
-            program = with_fragment(program, edits, fragment, collectives, rank=group.rank(program), what=str(group))
-        return program
+            program = with_launches(program, collectives, rank=group.rank(program), what=str(group))
+        return replace(program, graph=edits.apply(program.graph))

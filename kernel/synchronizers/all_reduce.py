@@ -97,13 +97,12 @@ def _check(synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DT
         )
 
 
-def combine(program: Program, group: Group, collectives: Collectives) -> Fragment:
-    """The ops that combine `group` over all replicas.
+def combine(program: Program, group: Group, view: GraphView, collectives: Collectives) -> Fragment:
+    """The ops that combine `group` over all replicas; `view` is of the program's graph.
 
     The fragment's outputs are, for each gradient, for each local replica, the combined tensors: one of a dense
     gradient; indices, values and dense shape of a sparse one.
     """
-    view = GraphView(program.graph)
     raw = [
         [_raw(program, gradient, view, replica) for replica in range(program.num_local_replicas)]
         for gradient in group.gradients

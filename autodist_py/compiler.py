@@ -46,7 +46,7 @@ class Compiler:
         self._builder = builder
         self._options = options
         self._observers = observers
-        self._broadcast: set[int] = set()
+        self._broadcast: dict[int, tf.Variable] = {}  # by id; kept alive, so that an id stays theirs
         self._next_agreement = 0
 
     def strategy(self, item: GraphItem) -> Strategy:
@@ -114,7 +114,8 @@ class Compiler:
 
     def forget_initial_values(self, variables: Mapping[str, tf.Variable]) -> None:
         """These variables were given new values by this worker alone: the chief's count, from the next step on."""
-        self._broadcast -= {id(variable) for variable in variables.values()}
+        for variable in variables.values():
+            self._broadcast.pop(id(variable), None)
 
     def broadcast_initial_values(self, variables: Mapping[str, tf.Variable]) -> None:
         """Make the variables that were not yet the chief's equal to them, on every worker."""
@@ -142,7 +143,7 @@ class Compiler:
 
     def _broadcast_new(self, variables: Mapping[str, tf.Variable]) -> None:
         new = {name: variable for name, variable in variables.items() if id(variable) not in self._broadcast}
-        self._broadcast |= {id(variable) for variable in new.values()}
+        self._broadcast |= {id(variable): variable for variable in new.values()}
         if new and self.cluster.num_workers > 1:
             broadcast(new, self.cluster)
 

@@ -32,6 +32,24 @@ PASSES_HANDLE = frozenset({"Identity", "IdentityN", "Switch", "Merge", "Enter", 
 
 ITERATOR_NEXT = frozenset({"IteratorGetNext", "IteratorGetNextSync"})
 
+INPUTS = frozenset({"Placeholder", "PlaceholderWithDefault"})
+
+TABLES = frozenset(
+    {
+        "AnonymousHashTable",
+        "HashTableV2",
+        "InitializeTableFromTextFileV2",
+        "InitializeTableV2",
+        "LookupTableImportV2",
+        "MutableDenseHashTableV2",
+        "MutableHashTableOfTensorsV2",
+        "MutableHashTableV2",
+    }
+)
+
+STANDS_ONCE = INPUTS | ITERATOR_NEXT | TABLES
+"""Op types that stand once on a worker, with all that they are computed from."""
+
 SEEDED_RANDOM = frozenset(
     {
         "Multinomial",

@@ -13,7 +13,15 @@ import tensorflow as tf
 from autodist_py.kernel.graph_view import functions_of, rename_functions
 
 _DROPPED_ATTRIBUTES = frozenset(
-    {"_class", "_gradient_op_type", "_XlaMustCompile", "config_proto", "_forward_func_name", "_backward_func_name"}
+    {
+        "_class",
+        "_gradient_op_type",
+        "_XlaMustCompile",
+        "config_proto",
+        "_user_specified_name",
+        "_forward_func_name",
+        "_backward_func_name",
+    }
 )
 
 
@@ -45,6 +53,9 @@ class _Library:
             else:
                 del node.attr[attribute]
         node.ClearField("experimental_debug_info")
+        if "task:" in node.device:  # Where an eager value that the step uses happens to be: on this worker.
+            here = tf.DeviceSpec.from_string(node.device)
+            node.device = tf.DeviceSpec(device_type=here.device_type, device_index=here.device_index).to_string()
         controls = sorted(name for name in node.input if name.startswith("^"))
         if controls:
             data = [name for name in node.input if not name.startswith("^")]

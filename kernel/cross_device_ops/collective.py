@@ -19,6 +19,12 @@ REPLICAS_GROUP = 2
 
 REDUCIBLE = frozenset({tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64})
 """What the ring carries."""
+CARRIED = {
+    **{kind: kind for kind in REDUCIBLE},
+    **dict.fromkeys((tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32),
+    tf.uint32: tf.int64,
+}
+"""The type as which values of each type travel without loss."""
 
 
 def _row_counts() -> tuple[int, ...]:

@@ -1,18 +1,19 @@
 """Fetch: what is fetched is what one device would have returned for the whole batch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist_py.kernel.cross_device_ops.collective import REDUCIBLE, Collectives
+from autodist_py.kernel.cross_device_ops.collective import CARRIED, Collectives
 from autodist_py.kernel.fragment import TensorSpec, trace
 from autodist_py.kernel.names import KERNEL_SCOPE, on_replica, op_of
 from autodist_py.kernel.passes.launches import with_launches
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.rewrite import Edits
 from autodist_py.kernel.weights import batch_specs, replica_weights, weighted
+from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Output
 
 
@@ -78,40 +79,53 @@ def _combine(
     collectives: Collectives,
 ) -> list[tf.Tensor]:
     with tf.device(program.place.host):
-        results: list[tf.Tensor | None] = [None] * len(outputs)
         weights = replica_weights(program, batch, program.options.fetch_reduction)
-        summed: dict[tf.DType, list[int]] = {}
+        results: dict[int, tf.Tensor] = {}
+        summed: dict[tf.DType, dict[int, tf.Tensor]] = {}
         for position, (output, copies) in enumerate(zip(outputs, values, strict=True)):
-            dtype = tf.as_dtype(output.dtype)
             if _is_batched(output):
-                results[position] = _gather(program, copies, collectives)
-            elif dtype in REDUCIBLE:
-                summed.setdefault(dtype, []).append(position)
+                results[position] = _gather(program, output, copies, collectives)
+            elif tf.as_dtype(output.dtype) in CARRIED:
+                part = _contribution(program, copies, weights)
+                summed.setdefault(part.dtype, {})[position] = part
             else:
                 results[position] = tf.identity(copies[0])
-        for positions in summed.values():
-            parts = [_contribution(program, values[position], weights) for position in positions]
-            total = collectives.sum_over_workers(tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0))
-            pieces = tf.split(total, [part.shape.num_elements() for part in parts])
-            for position, part, piece in zip(positions, parts, pieces, strict=True):
-                results[position] = tf.reshape(piece, part.shape)
-    return results
+        for parts in summed.values():
+            results |= _sum_together(parts, collectives)
+        return [tf.cast(results[position], outputs[position].dtype) for position in range(len(outputs))]
+
+
+def _sum_together(parts: Mapping[int, tf.Tensor], collectives: Collectives) -> dict[int, tf.Tensor]:
+    """The sums over workers of `parts`, which are of one type, by one collective."""
+    total = collectives.sum_over_workers(tf.concat([tf.reshape(part, [-1]) for part in parts.values()], axis=0))
+    pieces = tf.split(total, [part.shape.num_elements() for part in parts.values()])
+    return {
+        position: tf.reshape(piece, part.shape) for (position, part), piece in zip(parts.items(), pieces, strict=True)
+    }
 
 
 def _is_batched(output: Output) -> bool:
     return output.shape is not None and len(output.shape) > 0 and output.shape[0] is None
 
 
-def _gather(program: Program, copies: Sequence[tf.Tensor], collectives: Collectives) -> tf.Tensor:
+def _gather(program: Program, output: Output, copies: Sequence[tf.Tensor], collectives: Collectives) -> tf.Tensor:
+    """Case 1."""
     rows = tf.concat(copies, axis=0)
-    if program.options.batch == "local" or rows.dtype not in REDUCIBLE:
+    if program.options.batch == "local" or collectives.num_workers == 1:
         return rows
-    return collectives.gather_rows([rows])[0]
+    if rows.dtype not in CARRIED:
+        raise CaptureError(
+            f"result '{output.tensor}' is of type {rows.dtype.name}, and its rows are on several workers, whose "
+            f"collectives carry {', '.join(sorted(kind.name for kind in CARRIED))}. Leave it out of the "
+            "step's results, or return what it is made from"
+        )
+    return collectives.gather_rows([tf.cast(rows, CARRIED[rows.dtype])])[0]
 
 
 def _contribution(program: Program, copies: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]) -> tf.Tensor:
     """What this worker adds to the sum: cases 2 and 3."""
     if copies[0].dtype.is_floating:
         return tf.add_n([weighted(copy, weight) for copy, weight in zip(copies, weights, strict=True)])
+    value = tf.cast(copies[0], CARRIED[copies[0].dtype])
     holds_first = program.place.local_replicas[0].index == 0
-    return tf.identity(copies[0]) if holds_first else tf.zeros_like(copies[0])
+    return value if holds_first else tf.zeros_like(value)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from autodist_py.kernel.graph_view import GraphView
+from autodist_py.kernel.graph_view import TABLES, GraphView
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.rewrite import Edits
 
@@ -13,8 +13,8 @@ class PlaceOps:
     """Every op has a device.
 
     Requires: replicas' ops on their devices.
-    Ensures: an update stands on the device of the variable that it writes; what stands once per worker and was given
-        no device is on the worker's CPU.
+    Ensures: an update stands on the device of the variable that it writes; what uses a table, an iterator or another
+        resource that stands once per worker is where that is, on the worker's CPU, as is all that has no device yet.
     """
 
     name: ClassVar[str] = "place"
@@ -25,6 +25,11 @@ class PlaceOps:
         for handle, writers in view.writes.items():
             for writer in writers:
                 edits.set_device(writer, view.nodes[handle].device)
+        resources = {source.name for source in program.item.inputs if source.dtype == "resource"}
+        resources |= {node.name for node in view.of_type(TABLES)}
+        for resource in resources & view.nodes.keys():
+            for consumer in view.digraph.succ[resource]:
+                edits.set_device(consumer, program.place.host)
         for node in program.graph.node:
             if not node.device:
                 edits.set_device(node.name, program.place.host)

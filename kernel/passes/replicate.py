@@ -7,24 +7,10 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist_py.kernel.analysis import calling
-from autodist_py.kernel.graph_view import ITERATOR_NEXT, SEEDED_RANDOM, VARIABLE_OP, GraphView, rename_functions
+from autodist_py.kernel.graph_view import SEEDED_RANDOM, STANDS_ONCE, VARIABLE_OP, GraphView, rename_functions
 from autodist_py.kernel.names import on_replica, op_of
 from autodist_py.kernel.program import Program
 from autodist_py.proto.errors import InvalidGraphError
-
-STANDS_ONCE = ITERATOR_NEXT | {
-    "Placeholder",
-    "PlaceholderWithDefault",
-    "HashTableV2",
-    "AnonymousHashTable",
-    "MutableHashTableV2",
-    "MutableHashTableOfTensorsV2",
-    "MutableDenseHashTableV2",
-    "InitializeTableV2",
-    "InitializeTableFromTextFileV2",
-    "LookupTableImportV2",
-}
-"""Op types that stand once on a worker, with all that they are computed from: inputs, iterators, lookup tables."""
 
 _SEED_STRIDE = 0x9E3779B1  # odd and far from small user seeds, so that replicas' streams do not meet
 

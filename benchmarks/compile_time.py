@@ -1,0 +1,219 @@
+"""How long capturing and compiling take, stage by stage, on a step of about 10,000 ops.
+
+    python benchmarks/compile_time.py [--ops 10000] [--replicas 1 2 4 8] [--chunk-size 128] [--clock wall]
+
+The step is a deep MLP trained by a hand-written Adam with a clipped global norm. "own" is what autodist_py and the
+tracing of its fragments cost: all time but "trace" (the user's own code, which TensorFlow traces for any
+`tf.function`), "import" (`tf.import_graph_def`) and "function" (TensorFlow makes a function of what was imported).
+
+Limits (for 8 local replicas, on 2 cores): 20 s in all, own less than 5 s; and cost grows linearly.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import tensorflow as tf
+
+from autodist_py import tf_adapter as runtime_adapter
+from autodist_py.capture import tf_adapter
+from autodist_py.capture.function import CapturedFunction
+from autodist_py.function import DistributedFunction
+from autodist_py.function import Program as CompiledStep
+from autodist_py.kernel.device import Place, Replica
+from autodist_py.kernel.pipeline import compile
+from autodist_py.kernel.program import Program
+from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
+from autodist_py.runtime.executor import Executor
+from autodist_py.strategy_builders.all_reduce import AllReduce
+from autodist_py.strategy_builders.base import build_strategy
+
+WIDTH = 4
+OPS_PER_LAYER = 72  # Forward, backward, clipping and Adam of one layer; only used to guess the number of layers.
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+LIMIT_TOTAL = 20.0
+LIMIT_OWN = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Seconds by stage, in the order in which they ran, and the sizes of the graph before and after."""
+
+    seconds: dict[str, float]
+    captured_ops: int
+    compiled_ops: int
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def own(self) -> float:
+        """Everything but what TensorFlow takes to trace the user's code, to import the program, and to register it."""
+        return self.total - sum(self.seconds[name] for name in ("trace", "import", "function"))
+
+
+def deep_mlp(layers: int) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A step of an MLP of so many layers of `WIDTH` units: Adam written out, over a clipped global norm."""
+    with tf.device("/device:CPU:0"):
+        weights = [
+            tf.Variable(tf.eye(WIDTH) * 0.9 if axis else tf.zeros([WIDTH]), name=f"layer_{index}/{kind}")
+            for index in range(layers)
+            for axis, kind in ((1, "kernel"), (0, "bias"))
+        ]
+        slots = [
+            [tf.Variable(tf.zeros_like(weight), name=f"{weight.name[:-2]}/{kind}", trainable=False) for kind in "mv"]
+            for weight in weights
+        ]
+        steps = tf.Variable(0.0, name="steps", trainable=False)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            value = x
+            for kernel, bias in zip(weights[::2], weights[1::2], strict=True):
+                value = tf.nn.relu(tf.matmul(value, kernel) + bias)
+            loss = tf.reduce_mean(tf.square(value))
+        gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, weights), 1.0)
+        rate = 0.001 * tf.sqrt(1.0 - tf.pow(0.999, steps.assign_add(1.0)))
+        for weight, gradient, (m, v) in zip(weights, gradients, slots, strict=True):
+            mean = m.assign(0.9 * m + 0.1 * gradient)
+            square = v.assign(0.999 * v + 0.001 * tf.square(gradient))
+            weight.assign_sub(rate * mean / (tf.sqrt(square) + 1e-7))
+        return loss
+
+    return step
+
+
+class Stopwatch:
+    """Seconds by stage, by the clock given."""
+
+    def __init__(self, clock: Callable[[], float]):
+        self.clock = clock
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """The time within this context is that of the stage `name`, less what stages inside it took."""
+        start, others = self.clock(), sum(self.seconds.values())
+        yield
+        inside = sum(self.seconds.values()) - others
+        self.seconds[name] = self.seconds.get(name, 0.0) + self.clock() - start - inside
+
+    @contextmanager
+    def calls(self, owner: Any, attribute: str, name: str) -> Iterator[None]:
+        """Within this context, the time in calls of the function `owner.attribute` is that of the stage `name`."""
+        original = getattr(owner, attribute)
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            with self.stage(name):
+                return original(*args, **kwargs)
+
+        with tf_adapter.patched(owner, attribute, function):
+            yield
+
+
+class PassTimes:
+    """An observer that notes how long each pass took, its verification included."""
+
+    def __init__(self, watch: Stopwatch):
+        self._watch = watch
+        self._last = watch.clock()
+
+    def __call__(self, position: int, name: str, program: Program) -> None:
+        now = self._watch.clock()
+        self._watch.seconds[f"pass {name}"] = now - self._last
+        self._last = now
+
+
+def local_place(replicas: int) -> Place:
+    return Place(0, tuple(Replica(index, 0, f"/device:CPU:{index}") for index in range(replicas)))
+
+
+def _not_compiled(name: str, captured: CapturedFunction) -> CompiledStep:
+    raise NotImplementedError("the step is only captured")
+
+
+def captured_step(step: Callable[..., Any], x: tf.Tensor) -> CapturedFunction:
+    distributed = DistributedFunction(
+        step, _not_compiled, paused=nullcontext, name="step", loss_reduction="mean", batched=None
+    )
+    return distributed.captured(x)
+
+
+def measure(
+    step: Callable[..., Any],
+    replicas: int,
+    *,
+    chunk_size: int = 128,
+    spec: str = "AUTO",
+    clock: Callable[[], float] = time.perf_counter,
+) -> Stages:
+    """Capture and compile `step` for so many local replicas, and import the program; nothing is run."""
+    watch = Stopwatch(clock)
+    with watch.calls(tf_adapter, "trace", "trace"), watch.stage("capture"):
+        captured = captured_step(step, tf.ones([16, WIDTH]))
+    resources = ResourceSpec((NodeSpec("127.0.0.1", cpus=tuple(range(replicas))),))
+    with watch.stage("strategy"):
+        strategy = build_strategy(AllReduce(chunk_size=chunk_size, all_reduce_spec=spec), captured.item, resources)
+    with watch.stage("compile, rest"):
+        # The time of the first pass has the analysis of the captured graph in it.
+        program = compile(captured.item, strategy, local_place(replicas), observers=[PassTimes(watch)])
+    # Every replica is given the user's own variables, since the program is not run.
+    variables = {(bound.variable, bound.replica): captured.variables[bound.variable] for bound in program.variables}
+    function = runtime_adapter.concrete_function.ConcreteFunction  # type: ignore[attr-defined]
+    with (
+        watch.calls(tf, "import_graph_def", "import"),
+        watch.calls(function, "from_func_graph", "function"),
+        watch.stage("executor, rest"),
+    ):
+        Executor(program, variables, captured.state)
+    captured_ops = len(tf.compat.v1.GraphDef.FromString(captured.item.graph_def).node)
+    return Stages(watch.seconds, captured_ops, len(program.graph.node))
+
+
+def table(results: dict[int, Stages]) -> str:
+    names = list(dict.fromkeys(name for stages in results.values() for name in stages.seconds))
+    rows = [("seconds for local replicas:", *(str(replicas) for replicas in results))]
+    rows += [(name, *(f"{one.seconds.get(name, 0.0):.2f}" for one in results.values())) for name in names]
+    rows.append(("total", *(f"{one.total:.2f}" for one in results.values())))
+    rows.append(("own", *(f"{one.own:.2f}" for one in results.values())))
+    rows.append(
+        ("own per 1,000 compiled ops", *(f"{1000 * one.own / one.compiled_ops:.3f}" for one in results.values()))
+    )
+    rows.append(("ops captured", *(str(one.captured_ops) for one in results.values())))
+    rows.append(("ops compiled", *(str(one.compiled_ops) for one in results.values())))
+    return "\n".join(f"{row[0]:<28}" + "".join(f"{cell:>10}" for cell in row[1:]) for row in rows)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ops", type=int, default=10_000, help="ops of the captured graph, at least")
+    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 4, 8], help="local replicas to compile for")
+    parser.add_argument("--chunk-size", type=int, default=128, help="variables to a group")
+    parser.add_argument("--spec", default="AUTO", choices=["AUTO", "RING"], help="all_reduce_spec")
+    parser.add_argument("--clock", default="wall", choices=CLOCKS, help="cpu: this process's time, on a busy machine")
+    parser.add_argument("--check", action="store_true", help="fail when 8 replicas take longer than the limits")
+    options = parser.parse_args(arguments)
+    measure(deep_mlp(2), 2)  # TensorFlow loads what it needs when it is first used.
+    step = deep_mlp(-(-options.ops // OPS_PER_LAYER))
+    results = {}
+    for replicas in options.replicas:
+        clock = CLOCKS[options.clock]
+        results[replicas] = measure(step, replicas, chunk_size=options.chunk_size, spec=options.spec, clock=clock)
+    print(table(results))
+    largest = results.get(8)
+    if options.check and largest and (largest.total > LIMIT_TOTAL or largest.own > LIMIT_OWN):
+        print(f"over the limits: {LIMIT_TOTAL} s in all, {LIMIT_OWN} s own", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

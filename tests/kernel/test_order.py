@@ -1,0 +1,97 @@
+"""Place and order: every op has a device, and every worker launches its collectives in the same order."""
+
+from itertools import pairwise
+
+import pytest
+import tensorflow as tf
+
+from autodist_py.kernel.graph_view import GraphView
+from autodist_py.kernel.names import op_of
+from autodist_py.proto.graph_item import GraphItem
+from tests.kernel import programs
+
+ITEMS = {"stages": programs.two_stages(stages=3), "sparse": programs.dense_and_sparse()}
+INSTANCE_KEY = 3
+
+
+def key(program, launch):
+    """The instance key, which is a constant, or a constant plus what depends on the sizes; the same for all its ops."""
+    nodes = {node.name: node for node in program.graph.node}
+    made = [nodes[op_of(nodes[op].input[INSTANCE_KEY])] for op in launch.ops]
+    constants = [
+        constant
+        for node in made
+        for constant in ([node] if node.op == "Const" else [nodes[op_of(name)] for name in node.input])
+        if constant.op == "Const"
+    ]
+    assert len(constants) == len(launch.ops)
+    (one,) = {int(tf.make_ndarray(constant.attr["value"].tensor)) for constant in constants}
+    return one
+
+
+@pytest.mark.parametrize("batch", ["global", "local"])
+@pytest.mark.parametrize("spec", ["AUTO", "RING"])
+@pytest.mark.parametrize("name", ITEMS)
+def test_workers_with_different_numbers_of_replicas_launch_in_one_order_under_the_same_keys(name, spec, batch):
+    item = ITEMS[name]
+    strategy = programs.all_reduce(item, spec=spec, chunk_size=1)
+    options = {"batch": batch, "first_instance_key": 40}
+    orders, ends = [], set()
+    for worker in range(3):
+        place = programs.place(2, 1, 3, worker=worker)
+        program = programs.after("order", item, place, strategy, **options)
+        orders.append([(launch.rank, launch.what, key(program, launch)) for launch in program.launches])
+        ends.add(program.next_instance_key)
+    assert orders[0] == orders[1] == orders[2]
+    used = sorted(number for _, _, number in orders[0])
+    assert len(used) == len(set(used)) >= 3
+    assert len(ends) == 1
+    assert used[0] == 40
+    assert used[-1] < ends.pop()
+
+
+def test_launches_stand_in_the_order_of_their_ranks():
+    launches = programs.after("order", ITEMS["sparse"], programs.place(1, 1)).launches
+    assert [launch.rank for launch in launches] == sorted(launch.rank for launch in launches)
+    assert launches[0].what == "sparse gradients of table"  # It is ready before the dense ones.
+
+
+def test_a_group_is_launched_after_the_combined_gradients_that_it_is_computed_from():
+    launches = programs.after("order", ITEMS["stages"], programs.place(1, 1)).launches
+    assert [launch.what for launch in launches] == [f"dense gradients of v{index}" for index in range(3)]
+
+
+def test_each_collective_waits_for_all_ops_of_the_one_before():
+    item = ITEMS["sparse"]
+    program = programs.after("order", item, programs.place(2, 2), programs.all_reduce(item, spec="RING"))
+    assert program.ordered
+    view = GraphView(program.graph)
+    assert max(len(launch.ops) for launch in program.launches) == 2
+    for earlier, later in pairwise(program.launches):
+        for op in later.ops:
+            assert {f"^{name}" for name in earlier.ops} <= set(view.nodes[op].input)
+
+
+def test_every_op_has_a_device_and_an_update_that_of_its_variable():
+    program = programs.after("place", ITEMS["sparse"], programs.place(2))
+    assert all(node.device for node in program.graph.node)
+    view = GraphView(program.graph)
+    for handle, writers in view.writes.items():
+        assert writers
+        assert {view.nodes[writer].device for writer in writers} == {view.nodes[handle].device}
+
+
+def test_an_update_that_the_user_put_on_a_cpu_follows_its_variable():
+    item = programs.linear_regression()
+    definition = tf.compat.v1.GraphDef.FromString(item.graph_def)
+    programs.node(definition, "update").device = "/device:CPU:0"
+    moved = GraphItem(
+        graph_def=definition.SerializeToString(),
+        variables=item.variables,
+        gradients=item.gradients,
+        inputs=item.inputs,
+        outputs=item.outputs,
+        run_ops=item.run_ops,
+    )
+    graph = programs.after("place", moved, programs.place(2)).graph
+    assert programs.node(graph, "AutoDist-Replica-1/update").device == "/device:CPU:1"

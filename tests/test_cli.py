@@ -1,0 +1,333 @@
+"""The command line, as real processes: `autodist run` with scripts that need no TensorFlow, and `autodist inspect`."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
+from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
+from autodist_py.proto.strategy import Strategy
+from autodist_py.resources import local_resource_spec
+
+AUTODIST = [sys.executable, "-c", "from autodist_py.cli import main; main(prog_name='autodist')"]
+TIMEOUT = 60
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        path = tmp_path / "script.py"
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., subprocess.Popen]]:
+    processes = []
+
+    def start(*arguments: object, **options) -> subprocess.Popen:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
+        processes.append(subprocess.Popen([*AUTODIST, *map(str, arguments)], **pipes))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def autodist(*arguments: object, **options) -> subprocess.CompletedProcess:
+    command = [*AUTODIST, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, **options)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z" if Path("/proc").is_dir() else True
+
+
+# -- run: output ------------------------------------------------------------------------------------------------------
+
+
+def test_each_line_of_the_chief_starts_with_its_rank_on_the_stream_it_came_from(script):
+    done = autodist(
+        "run", "--local", 1, script("import sys\nprint('one\\ntwo')\nprint('three', file=sys.stderr, end='')")
+    )
+    assert done.stdout == "[0] one\n[0] two\n"
+    assert done.stderr == "[0] three\n"
+
+
+def test_lines_of_other_workers_arrive_through_the_pipe_that_the_chief_is_given(script):
+    done = autodist(
+        "run",
+        "--local",
+        2,
+        script(
+            """
+            import os
+            with open(int(os.environ["AUTODIST_WORKER_OUTPUT"]), "w") as pipe:
+                pipe.write("[1] hello\\n")
+            print("bye")
+            """
+        ),
+    )
+    assert sorted(done.stdout.splitlines()) == ["[0] bye", "[1] hello"]
+
+
+def test_lines_arrive_while_the_script_runs(script, started):
+    process = started("run", "--local", 1, script("import time\nprint('now')\ntime.sleep(60)"))
+    assert process.stdout.readline() == "[0] now\n"
+    assert process.poll() is None
+
+
+def test_of_a_rewritten_line_the_last_state_is_printed(script):
+    done = autodist("run", "--local", 1, script(r"print('10%\r50%\r100%'); print('\rdone', end='\r\n')"))
+    assert done.stdout == "[0] 100%\n[0] done\n"
+
+
+def test_bytes_that_are_not_utf8_do_not_end_the_run(script):
+    done = autodist("run", "--local", 1, script(r"import sys; sys.stdout.buffer.write(b'\xff\n')"))
+    assert (done.returncode, done.stdout) == (0, "[0] �\n")
+
+
+def test_on_a_terminal_ranks_are_coloured_and_an_unfinished_line_is_shown(script):
+    shown = on_a_terminal(
+        "run", "--local", 1, script(r"import time; print('text'); print('\r50%', end=''); time.sleep(1); print()")
+    )
+    assert "\x1b[36m[0] \x1b[0mtext" in shown
+    assert "\x1b[36m[0] \x1b[0m50%" in shown.split("text")[1].split("\n", 1)[1].split("\n")[0]
+
+
+def test_on_a_terminal_other_workers_lines_come_above_the_chiefs_unfinished_line(script):
+    shown = on_a_terminal(
+        "run",
+        "--local",
+        2,
+        script(
+            """
+            import os, time
+            print("50%", end="")
+            time.sleep(0.5)
+            os.write(int(os.environ["AUTODIST_WORKER_OUTPUT"]), b"[1] hello\\n")
+            time.sleep(0.5)
+            """
+        ),
+    )
+    plain = re.sub(r"\x1b\[[\d;]*m", "", shown)
+    assert plain == "[0] 50%\r\x1b[2K[1] hello\r\n[0] 50%\r\x1b[2K[0] 50%\r\n"
+
+
+def on_a_terminal(*arguments: object) -> str:
+    """What the command shows on a terminal of its own."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    environment.pop("NO_COLOR", None)
+    process = subprocess.Popen([*AUTODIST, *map(str, arguments)], env=environment, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    try:
+        while chunk := os.read(ours, 4096):
+            shown += chunk
+    except OSError:
+        pass  # Linux's way to say that the other end is closed.
+    finally:
+        os.close(ours)
+        process.kill()
+        process.wait(TIMEOUT)
+    return shown.decode()
+
+
+# -- run: what the script gets ----------------------------------------------------------------------------------------
+
+
+def test_arguments_after_the_script_are_the_scripts_even_when_they_look_like_options(script):
+    path = script("import sys; print(sys.argv[1:])")
+    done = autodist("run", "--local", 1, path, "--local", "3", "--help", "x y")
+    assert done.stdout == "[0] ['--local', '3', '--help', 'x y']\n"
+
+
+def test_the_script_gets_a_spec_of_the_local_workers_that_is_gone_afterwards(script):
+    path = script("import os; name = os.environ['AUTODIST_RESOURCE_SPEC']; print(name); print(open(name).read())")
+    done = autodist("run", "--local", 2, "--cpus", 3, path)
+    spec_file, *text = [line.removeprefix("[0] ") for line in done.stdout.splitlines()]
+    assert "\n".join(text).strip() == local_resource_spec(2, 3).to_yaml().strip()
+    assert not Path(spec_file).parent.exists()
+
+
+def test_the_script_gets_the_spec_file_it_was_run_with(script, tmp_path):
+    local_resource_spec(2).save(tmp_path / "spec.yaml")
+    path = script("import os; print(os.environ['AUTODIST_RESOURCE_SPEC'])")
+    assert autodist("run", "--spec", "spec.yaml", path, cwd=tmp_path).stdout == f"[0] {tmp_path / 'spec.yaml'}\n"
+
+
+def test_a_run_started_by_a_worker_of_another_run_has_a_chief_of_its_own(script):
+    path = script("import os; print(sorted({'AUTODIST_RANK', 'AUTODIST_COORDINATOR'} & set(os.environ)))")
+    environment = {**os.environ, "AUTODIST_RANK": "1", "AUTODIST_COORDINATOR": "127.0.0.1:1"}
+    assert autodist("run", "--local", 1, path, env=environment).stdout == "[0] []\n"
+
+
+def test_the_scripts_input_is_empty(script):
+    assert autodist("run", "--local", 1, script("import sys; print(repr(sys.stdin.read()))")).stdout == "[0] ''\n"
+
+
+# -- run: how it ends -------------------------------------------------------------------------------------------------
+
+
+def test_the_exit_code_is_the_chiefs(script):
+    assert autodist("run", "--local", 1, script("raise SystemExit(7)")).returncode == 7
+
+
+def test_the_exit_code_tells_the_signal_that_ended_the_chief(script):
+    path = script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert autodist("run", "--local", 1, path).returncode == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_signal_ends_the_chief_and_then_the_command(script, started, number):
+    process = started("run", "--local", 1, script("import os, time\nprint(os.getpid())\ntime.sleep(60)"))
+    chief = int(process.stdout.readline().removeprefix("[0] "))
+    process.send_signal(number)
+    assert process.wait(10) == 128 + number
+    assert not is_running(chief)
+
+
+def test_the_chief_may_clean_up_after_ctrl_c(script, started):
+    process = started(
+        "run",
+        "--local",
+        1,
+        script(
+            """
+            import time
+            try:
+                print("ready")
+                time.sleep(60)
+            except KeyboardInterrupt:
+                time.sleep(1)
+                print("clean")
+                raise SystemExit(3)
+            """
+        ),
+    )
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=10)[0] == "[0] clean\n"
+    assert process.returncode == 3
+
+
+def test_a_chief_that_ignores_ctrl_c_is_killed_after_the_grace_time(script, started):
+    process = started(
+        "run",
+        "--local",
+        1,
+        script("import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('ready')\ntime.sleep(60)"),
+    )
+    process.stdout.readline()
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(TIMEOUT) == 128 + signal.SIGKILL
+    assert 14 < time.monotonic() - start < 25
+
+
+def test_the_run_ends_when_nobody_reads_its_output_any_more(script, started):
+    process = started("run", "--local", 1, script("import os\nprint(os.getpid())\nwhile True: print('more')"))
+    chief = int(process.stdout.readline().removeprefix("[0] "))
+    process.stdout.close()
+    assert process.wait(10) != 0
+    assert not is_running(chief)
+
+
+def test_a_process_that_the_script_leaves_behind_does_not_hold_the_run(script):
+    path = script("import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(5)'])")
+    start = time.monotonic()
+    assert autodist("run", "--local", 1, path).returncode == 0
+    assert time.monotonic() - start < 4
+
+
+# -- run: bad input ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--local", 2, "missing.py"], "File 'missing.py' does not exist"),
+        (["--spec", "missing.yaml", "script.py"], "File 'missing.yaml' does not exist"),
+        (["--spec", "wrong.yaml", "script.py"], "wrong.yaml: nodes"),
+        (["script.py"], "Exactly one of --local and --spec"),
+        (["--local", 2, "--spec", "good.yaml", "script.py"], "Exactly one of --local and --spec"),
+        (["--spec", "good.yaml", "--cpus", 2, "script.py"], "--cpus goes with --local"),
+        (["--local", 0, "script.py"], "0 is not in the range"),
+        (["--local", 1000, "script.py"], "1000"),
+        (["--local", 2], "Missing argument 'SCRIPT'"),
+    ],
+)
+def test_wrong_usage_is_told_before_anything_starts(script, tmp_path, arguments, message):
+    script("print('started')")
+    (tmp_path / "wrong.yaml").write_text("nodes: [{address: 127.0.0.1, gpu: [0]}]\n")
+    local_resource_spec(2).save(tmp_path / "good.yaml")
+    done = autodist("run", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+
+
+# -- inspect ----------------------------------------------------------------------------------------------------------
+
+
+def graph_item() -> GraphItem:
+    return GraphItem(
+        graph_def=b"",
+        variables=(Variable(name="table", dtype="float32", shape=(4, 2)),),
+        gradients=(Gradient(variable="table", tensors=("gradient:0",)),),
+    )
+
+
+def strategy() -> Strategy:
+    return Strategy(node_config=(), replicas=("127.0.0.1:CPU:0",))
+
+
+def resource_spec() -> ResourceSpec:
+    return ResourceSpec(nodes=(NodeSpec(address="10.0.0.1", gpus=(0, 1)),))
+
+
+@pytest.mark.parametrize("make", [graph_item, strategy, resource_spec])
+@pytest.mark.parametrize("suffix", [".pb", ".json"])
+def test_inspect_prints_the_text_of_a_saved_value(tmp_path, make, suffix):
+    value = make()
+    file = tmp_path / f"value{suffix}"
+    value.save(file)
+    done = autodist("inspect", file)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{type(value).load(file)}\n"
+
+
+def test_inspect_prints_a_resource_spec_in_yaml(tmp_path):
+    resource_spec().save(tmp_path / "spec.yaml")
+    assert autodist("inspect", tmp_path / "spec.yaml").stdout == f"{resource_spec()}\n"
+
+
+def test_inspect_says_of_another_file_what_it_is_not(tmp_path):
+    (tmp_path / "value.json").write_text('{"colour": 1}')
+    done = autodist("inspect", tmp_path / "value.json")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "value.json holds no saved value" in done.stderr
+
+
+def test_inspect_says_that_a_file_does_not_exist(tmp_path):
+    done = autodist("inspect", tmp_path / "none.pb")
+    assert done.returncode == 2
+    assert "does not exist" in done.stderr

@@ -49,7 +49,8 @@ class AutoDist:
         fetch_reduction: how a float that differs between replicas is returned, "mean" (over examples) or "sum".
         sum_duplicates: sum duplicate rows of a sparse gradient before the update sees them. That is another
             algorithm for optimizers that square each row by itself (Keras's Adam family).
-        strict: refuse what cannot be done exactly as asked, instead of warning and doing the next best.
+        strict: refuse what a strategy asks for and the code does not allow, instead of warning and doing the next best.
+            AllReduce asks for nothing of the kind.
         seed: the seed of random numbers; None: one that the chief chooses, unless the user sets one.
 
     Raises:
@@ -82,6 +83,7 @@ class AutoDist:
         self.strict = strict
         self._loss_reduction = loss_reduction
         self._cluster = join_cluster(self.resources, settings)
+        self._seed = self._cluster.seed if seed is None and self._cluster.num_workers > 1 else seed
         self._name = f"autodist-{next(self._numbers)}"
         share_seed(self._cluster, seed, key=f"{self._name}/seed")
         options = Options(batch=batch, fetch_reduction=fetch_reduction, sum_duplicates=sum_duplicates)
@@ -153,7 +155,7 @@ class AutoDist:
             return
         graph = tf.compat.v1.get_default_graph()
         if self._scope is None:
-            self._scope = GraphScope(graph, seed=self._cluster.seed if self.num_workers > 1 else None)
+            self._scope = GraphScope(graph, seed=self._seed)
         elif self._scope.graph is not graph:
             raise CaptureError(
                 "scope() was entered with another graph than before; one AutoDist object compiles one graph. "
@@ -182,7 +184,9 @@ class AutoDist:
         return self._session
 
     def build_strategy(self, step: DistributedFunction | None = None, *args: Any, **kwargs: Any) -> Strategy:
-        """The strategy for the graph built in `scope()`, or for `step` called with these arguments; nothing is run.
+        """The strategy for the graph built in `scope()`, or for `step` called with these arguments; no step is run.
+
+        Every worker calls it: they compare their graphs, and take the chief's strategy.
 
         Raises:
             CaptureError: neither a graph nor a step is given.
@@ -223,9 +227,10 @@ class AutoDist:
 
     def _compile(self, name: str, captured: CapturedFunction) -> Program:
         self._require_open("function")
+        if not captured.item.gradients:
+            return self._compiler.alone(captured.item, captured.variables, captured.state, name=name)
         strategy = self._compiler.strategy(captured.item)
-        make = self._compiler.distributed if captured.item.gradients else self._compiler.alone
-        return make(captured.item, strategy, captured.variables, captured.state, name=name)
+        return self._compiler.distributed(captured.item, strategy, captured.variables, captured.state, name=name)
 
     def _require_open(self, what: str) -> None:
         if self._closed:

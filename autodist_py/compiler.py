@@ -4,18 +4,20 @@ It owns the order of things between the workers: the same graph everywhere, the 
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
+from autodist_py.kernel.analysis import analyse, require_replicated_writes
 from autodist_py.kernel.device import Place, resolve
 from autodist_py.kernel.pipeline import CompiledProgram, compile
 from autodist_py.kernel.printer import format_graph
 from autodist_py.kernel.program import Options
 from autodist_py.kernel.rewrite import Observer
-from autodist_py.proto.errors import AutoDistError, CaptureError
+from autodist_py.proto.errors import AutoDistError, CaptureError, ClusterError, WorkerFailedError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy
@@ -25,6 +27,8 @@ from autodist_py.runtime.executor import Executor
 from autodist_py.runtime.initial_values import broadcast
 from autodist_py.runtime.mirror import Mirrors
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
+
+_WRITES_SECONDS = 60.0
 
 
 class Compiler:
@@ -46,7 +50,7 @@ class Compiler:
         self._builder = builder
         self._options = options
         self._observers = observers
-        self._broadcast: dict[int, tf.Variable] = {}  # by id; kept alive, so that an id stays theirs
+        self._broadcast: dict[int, weakref.ref[tf.Variable]] = {}  # by id, as variables are not hashable
         self._next_agreement = 0
 
     def strategy(self, item: GraphItem) -> Strategy:
@@ -82,7 +86,7 @@ class Compiler:
             name: what the program is called in profiles and causes of failure.
         """
         place = resolve(strategy.replicas, self._resources, worker=self.cluster.rank)
-        self._broadcast_new(variables)
+        self.broadcast_initial_values(variables)
         options = replace(self._options, first_instance_key=self.cluster.next_instance_key)
         program = compile(item, strategy, place, options, observers=self._observers)
         self.cluster.next_instance_key = program.next_instance_key
@@ -92,34 +96,76 @@ class Compiler:
     def alone(
         self,
         item: GraphItem,
-        strategy: Strategy,
         variables: Mapping[str, tf.Variable],
         state: Mapping[str, tf.Tensor],
         *,
         name: str,
-    ) -> Executor:
+    ) -> "AloneProgram":
         """A program without the step's update, that this worker runs by itself on the whole of what it is given.
 
-        One device runs it where nothing is batched, so that there is nothing to share out, and where it writes state.
+        No other worker takes part, nor is asked. One device runs it where nothing is batched, so that there is nothing
+        to share out, and where it writes state.
+
+        Raises:
+            CaptureError: it writes state from this worker's own part of the batch, which the others do not see.
         """
-        place = resolve(strategy.replicas, self._resources, worker=self.cluster.rank).alone()
-        if not any(source.batched for source in item.inputs) or any(variable.update_ops for variable in item.variables):
+        written = {v.name: variables[v.name] for v in item.variables if v.update_ops}
+        if self._options.batch == "local" and self.cluster.num_workers > 1:
+            require_replicated_writes(item, analyse(item, batch="local"))
+        everywhere = Strategy(node_config=(), replicas=self._resources.replica_devices)
+        place = self.place(everywhere).alone()
+        if written or not any(source.batched for source in item.inputs):
             place = Place(place.worker, place.replicas[:1])
-        program = compile(item, strategy, place, self._options, observers=self._observers)
-        return self._executor(program, variables, state, name)
+        program = compile(item, everywhere, place, self._options, observers=self._observers)
+        return AloneProgram(self._executor(program, variables, state, name), written, self)
 
     def place(self, strategy: Strategy) -> Place:
         """Where this worker stands among the strategy's replicas."""
         return resolve(strategy.replicas, self._resources, worker=self.cluster.rank)
 
-    def forget_initial_values(self, variables: Mapping[str, tf.Variable]) -> None:
-        """These variables were given new values by this worker alone: the chief's count, from the next step on."""
+    def written_alone(self, variables: Mapping[str, tf.Variable]) -> None:
+        """This worker wrote these variables by itself: its copies follow, and the chief's values count again.
+
+        Every worker must do the same writes before that step; `broadcast_initial_values` sees to it.
+        """
+        self.mirrors.refresh(variables.values())
         for variable in variables.values():
             self._broadcast.pop(id(variable), None)
 
     def broadcast_initial_values(self, variables: Mapping[str, tf.Variable]) -> None:
-        """Make the variables that were not yet the chief's equal to them, on every worker."""
-        self._broadcast_new(variables)
+        """Make the variables that were not yet the chief's equal to them, on every worker.
+
+        Raises:
+            ClusterError: the workers did not all write the same variables.
+        """
+        new = {name: variable for name, variable in variables.items() if id(variable) not in self._broadcast}
+        if not new:
+            return
+        for variable in new.values():
+            self._broadcast[id(variable)] = weakref.ref(variable, self._forget(id(variable)))
+        if self.cluster.num_workers > 1:
+            self._require_same_writes(new)
+            broadcast(new, self.cluster)
+
+    def _forget(self, key: int) -> Callable[[object], None]:
+        def forget(_: object) -> None:
+            self._broadcast.pop(key, None)
+
+        return forget
+
+    def _require_same_writes(self, new: Mapping[str, tf.Variable]) -> None:
+        rule = "every worker must run the same initializers, assignments and restores before a step"
+        names = "\n".join(new)
+        try:
+            everyone = self.cluster.compare(self._key("written"), names.encode(), timeout=_WRITES_SECONDS)
+        except WorkerFailedError:
+            raise
+        except ClusterError as error:
+            raise ClusterError(
+                f"{rule}; worker {self.cluster.rank} wrote {', '.join(new)}, and others did not"
+            ) from error
+        if len(set(everyone.values())) > 1:
+            raise ClusterError(f"{rule}: {_first_difference(everyone[0].decode(), names)}")
 
     def close(self) -> None:
         """Give the user's variables back as they were."""
@@ -140,12 +186,6 @@ class Compiler:
             for position, copy in enumerate(self.mirrors.copies(variable, devices))
         }
         return Executor(program, copies, state, name=name.replace("/", "_"))
-
-    def _broadcast_new(self, variables: Mapping[str, tf.Variable]) -> None:
-        new = {name: variable for name, variable in variables.items() if id(variable) not in self._broadcast}
-        self._broadcast |= {id(variable): variable for variable in new.values()}
-        if new and self.cluster.num_workers > 1:
-            broadcast(new, self.cluster)
 
     def _require_same_graph(self, item: GraphItem) -> None:
         if self.cluster.num_workers == 1:
@@ -196,11 +236,32 @@ class StepProgram:
         try:
             results = self._executor.run(feeds)
         except tf.errors.OpError as error:
-            failure = self._cluster.failure()
+            failure = self._cluster.failure(wait=0.0) if _ends_data(error) else self._cluster.failure()
             if failure is not None:
                 raise failure from error
             raise
         return results
+
+
+class AloneProgram:
+    """A program that this worker runs by itself."""
+
+    def __init__(self, executor: Executor, written: Mapping[str, tf.Variable], compiler: Compiler):
+        self._executor = executor
+        self._written = written
+        self._compiler = compiler
+
+    def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
+        """One run; what it wrote is brought to the worker's further devices."""
+        results = self._executor.run(feeds)
+        if self._written:
+            self._compiler.written_alone(self._written)
+        return results
+
+
+def _ends_data(error: tf.errors.OpError) -> bool:
+    """Whether `error` is the ordinary end of an iterator, which no failure of another worker looks like."""
+    return isinstance(error, tf.errors.OutOfRangeError)
 
 
 def _item_text(item: GraphItem) -> str:

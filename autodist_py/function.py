@@ -15,6 +15,7 @@ from autodist_py.capture.function import (
     Slot,
     argument_names,
     capture_function,
+    step_signature,
 )
 from autodist_py.proto.errors import CaptureError
 
@@ -31,12 +32,14 @@ class Call:
 
     Attributes:
         key: equal for calls that one program serves.
+        kind: equal for calls that differ in shapes alone.
         tensors: the tensor arguments, in flat order.
         batched: which of them are batched: they share the size of their first dimension.
         structure: `(args, kwargs)` with `Slot(i)` in the place of the i-th tensor.
     """
 
     key: tuple[Any, ...]
+    kind: tuple[Any, ...]
     tensors: list[tf.Tensor]
     batched: tuple[bool, ...]
     structure: Any
@@ -68,6 +71,8 @@ class DistributedFunction:
         self._compile = compile_program
         self._loss_reduction = loss_reduction
         self._batched = None if batched is None else frozenset(batched)
+        self._signature = step_signature(function)
+        self._bound: list[DistributedFunction] = []
         self._programs: dict[tuple[Any, ...], tuple[Program, Result, Any]] = {}
         self._batched_before: dict[tuple[Any, ...], tuple[bool, ...]] = {}
 
@@ -83,12 +88,24 @@ class DistributedFunction:
                 f"'{self.__name__}' is a distributed step and was called while another function is traced "
                 f"('{tf.compat.v1.get_default_graph()}'); call it from plain Python"
             )
-        call = self._take_apart(args, kwargs)
+        call = self._take_apart(*self._in_order(args, kwargs))
         entry = self._programs.get(call.key)
-        if entry is None:
-            entry = self._programs[call.key] = self._make(call, args, kwargs)
-        program, result, _ = entry
-        return result.pack(program.run(call.tensors))
+        if entry is not None:
+            program, result, _ = entry
+            return result.pack(program.run(call.tensors))
+        program, result, _ = made = self._make(call)
+        values = program.run(call.tensors)
+        # Remembered only now: arguments that cannot be run together must not decide what the batch is.
+        self._programs[call.key] = made
+        self._batched_before.setdefault(call.kind, call.batched)
+        return result.pack(values)
+
+    def _in_order(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """The arguments in the order in which the function declares them, by position where that is possible."""
+        if not kwargs:
+            return args, kwargs
+        bound = self._signature.bind(*args, **kwargs)
+        return bound.args, bound.kwargs
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A step may be a method."""
@@ -101,38 +118,50 @@ class DistributedFunction:
                 bound,
                 self._compile,
                 paused=self._paused,
-                name=self._name,
+                name=f"{self._name}-{len(self._bound)}",
                 loss_reduction=self._loss_reduction,
                 batched=self._batched,
             )
+            self._bound.append(step)
             object.__setattr__(instance, name, step)
         return vars(instance)[name]
 
     def captured(self, *args: Any, **kwargs: Any) -> CapturedFunction:
         """The step as it is captured for these arguments; nothing is compiled or run."""
-        return self._capture(self._take_apart(args, kwargs), args, kwargs)
+        return self._capture(self._take_apart(*self._in_order(args, kwargs)))
 
     def clear(self) -> None:
-        """Let go of all programs."""
+        """Let go of all programs, also of those of the methods that were made from this."""
         self._programs.clear()
+        self._batched_before.clear()
+        for step in self._bound:
+            step.clear()
 
-    def _make(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Program, Result, Any]:
-        captured = self._capture(call, args, kwargs)
+    def _make(self, call: Call) -> tuple[Program, Result, Any]:
+        captured = self._capture(call)
         program = self._compile(f"{self._name}/{len(self._programs)}", captured)
         return program, captured.result, call.structure  # the structure keeps alive what the key knows by its id
 
-    def _capture(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CapturedFunction:
-        names = argument_names(self.python_function, args, kwargs)
-        leaves = tf.nest.flatten(call.structure)
-        slots = [name for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, Slot)]
+    def _capture(self, call: Call) -> CapturedFunction:
         arguments = [
-            Argument(name, tf.TensorSpec([None, *tensor.shape[1:]] if batched else tensor.shape, tensor.dtype), batched)
-            for name, tensor, batched in zip(slots, call.tensors, call.batched, strict=True)
+            Argument(
+                name, tf.TensorSpec([None, *tensor.shape[1:]] if is_batched else tensor.shape, tensor.dtype), is_batched
+            )
+            for (_, name), tensor, is_batched in zip(
+                self._slot_names(call.structure), call.tensors, call.batched, strict=True
+            )
         ]
         with self._paused():
             return capture_function(
                 self.python_function, arguments, call.structure, loss_reduction=self._loss_reduction
             )
+
+    def _slot_names(self, structure: Any) -> list[tuple[str, str]]:
+        """For each tensor argument its parameter, and its own name."""
+        args, kwargs = structure
+        names = argument_names(self._signature, args, kwargs)
+        leaves = tf.nest.flatten(structure)
+        return [name for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, Slot)]
 
     def _take_apart(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         tensors: list[tf.Tensor] = []
@@ -160,46 +189,54 @@ class DistributedFunction:
             tuple(constants),
             tuple((t.dtype, s.rank) for t, s in zip(tensors, shapes, strict=True)),
         )
-        batched = self._which_batched(args, kwargs, structure, shapes, kind)
+        batched = self._which_batched(structure, shapes, kind)
         key = (kind, tuple(tuple(s[1:]) if b else tuple(s) for s, b in zip(shapes, batched, strict=True)), batched)
-        return Call(key, tensors, batched, structure)
+        return Call(key, kind, tensors, batched, structure)
 
-    def _which_batched(
-        self,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        structure: Any,
-        shapes: Sequence[tf.TensorShape],
-        kind: Any,
-    ) -> tuple[bool, ...]:
+    def _which_batched(self, structure: Any, shapes: Sequence[tf.TensorShape], kind: Any) -> tuple[bool, ...]:
         """Which tensors carry the batch: as the user says, else those that share the first one's leading size.
 
         Raises:
-            CaptureError: an argument that is, or was in an earlier call, batched has another size than the first.
+            CaptureError: an argument that is, or was in an earlier call, batched has another size than the first; or
+                the user names as batched what is no array argument.
         """
-        if self._batched is not None:
-            names = argument_names(self.python_function, args, kwargs)
-            slots = [n for n, leaf in zip(names, tf.nest.flatten(structure), strict=True) if isinstance(leaf, Slot)]
-            wanted = tuple(name in self._batched or name.rpartition("_")[0] in self._batched for name in slots)
-        else:
-            wanted = self._batched_before.get(kind, ())
         sizes = [shape[0] if shape.rank else None for shape in shapes]
-        first = next((size for size in sizes if size is not None), None)
-        if not wanted:
+        if self._batched is not None:
+            wanted = self._named_batched(structure, sizes)
+        elif kind in self._batched_before:
+            wanted = self._batched_before[kind]
+        else:
+            first = next((size for size in sizes if size is not None), None)
             wanted = tuple(size is not None and size == first for size in sizes)
-            self._batched_before[kind] = wanted
         differing = {size for size, is_batched in zip(sizes, wanted, strict=True) if is_batched}
         if len(differing) > 1:
             described = ", ".join(str(shape) for shape, is_batched in zip(shapes, wanted, strict=True) if is_batched)
+            advice = (
+                ""
+                if self._batched is not None
+                else (". If one of them is no batch, name those that are: autodist.function(batched=[...])")
+            )
             raise CaptureError(
                 f"the batched arguments of '{self.__name__}' must have the same number of examples (first dimension); "
-                f"received shapes {described}. If one of them is no batch, name those that are: "
-                "autodist.function(batched=[...])"
+                f"received shapes {described}{advice}"
             )
         return wanted
 
+    def _named_batched(self, structure: Any, sizes: Sequence[int | None]) -> tuple[bool, ...]:
+        parameters = [parameter for parameter, _ in self._slot_names(structure)]
+        arrays = {parameter for parameter, size in zip(parameters, sizes, strict=True) if size is not None}
+        unknown = sorted((self._batched or frozenset()) - arrays)
+        if unknown:
+            raise CaptureError(
+                f"batched=[...] names array arguments of '{self.__name__}'; received {', '.join(unknown)}, and its "
+                f"array arguments are {', '.join(dict.fromkeys(parameters)) or 'none'}"
+            )
+        return tuple(parameter in (self._batched or ()) for parameter in parameters)
+
 
 def _constant_key(value: Any) -> Any:
+    if isinstance(value, float | complex):
+        return (type(value), repr(value))  # 0.0 == -0.0, and a NaN is not equal to itself
     try:
         hash(value)
     except TypeError:
@@ -212,4 +249,4 @@ def _structure_key(structure: Any) -> Any:
         return (type(structure), tuple((key, _structure_key(structure[key])) for key in sorted(structure)))
     if isinstance(structure, list | tuple):
         return (type(structure), tuple(map(_structure_key, structure)))
-    return None
+    return type(structure)

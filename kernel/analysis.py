@@ -7,7 +7,7 @@ import networkx as nx
 import tensorflow as tf
 
 from autodist_py.kernel.batch import batched_tensors
-from autodist_py.kernel.graph_view import SEEDED_RANDOM, GraphView, functions_of
+from autodist_py.kernel.graph_view import ITERATOR_NEXT, SEEDED_RANDOM, WRITES_RESOURCE, GraphView, functions_of
 from autodist_py.kernel.names import op_of
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Gradient, GraphItem
@@ -39,11 +39,14 @@ class Analysis:
         return max(self.depth[op_of(tensor)] for tensor in gradient.tensors)
 
 
-def analyse(item: GraphItem) -> Analysis:
-    """The facts about `item`'s graph."""
+def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
+    """The facts about `item`'s graph, whose workers are given the same ("global"), or each its own part ("local")."""
     view = GraphView(tf.compat.v1.GraphDef.FromString(item.graph_def))
     combined = {op_of(tensor) for gradient in item.gradients for tensor in gradient.tensors}
     sources = {op_of(tensor.name) for tensor in batched_tensors(item)} | _random(view)
+    if batch == "local":
+        sources |= {source.name for source in item.inputs if source.kind == "feed"}
+        sources |= {node.name for node in view.of_type(ITERATOR_NEXT)}
     stage: dict[str, int] = {}
     depth: dict[str, int] = {}
     for name in nx.topological_sort(view.digraph):
@@ -68,6 +71,12 @@ def require_replicated_writes(item: GraphItem, analysis: Analysis) -> None:
                     "examples, and not through a gradient (as batch-norm statistics and metrics are). This version "
                     "cannot combine such writes over replicas: move the write out of the step, or train on one device"
                 )
+    for node in tf.compat.v1.GraphDef.FromString(item.graph_def).node:
+        if node.op in WRITES_RESOURCE and node.name in analysis.varying:
+            raise CaptureError(
+                f"'{node.name}' ({node.op}) writes a table or queue from a replica's own examples, so that it would "
+                "differ between workers; move it out of the step, or train on one device"
+            )
 
 
 def _random(view: GraphView) -> set[str]:

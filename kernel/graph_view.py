@@ -47,6 +47,18 @@ TABLES = frozenset(
     }
 )
 
+WRITES_RESOURCE = frozenset(
+    {
+        "LookupTableImportV2",
+        "LookupTableInsertV2",
+        "LookupTableRemoveV2",
+        "QueueEnqueueManyV2",
+        "QueueEnqueueV2",
+        "StackPushV2",
+    }
+)
+"""Op types that write a resource other than a variable."""
+
 STANDS_ONCE = INPUTS | ITERATOR_NEXT | TABLES
 """Op types that stand once on a worker, with all that they are computed from."""
 

@@ -70,7 +70,7 @@ def start(item: GraphItem, strategy: Strategy, place: Place, options: Options) -
     """The program before its first pass: the captured graph as it is."""
     return Program(
         item=item,
-        analysis=analyse(item),
+        analysis=analyse(item, batch=options.batch),
         strategy=strategy,
         place=place,
         options=options,

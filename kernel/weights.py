@@ -24,11 +24,13 @@ def replica_weights(program: Program, batch: Sequence[tf.Tensor], reduction: str
         reduction: "mean": the replica's share of the step's examples; "sum": 1, and 0 for a replica without examples.
 
     Returns:
-        The weights. Where nothing is batched, every replica computes the same, and each counts alike.
+        The weights. Where nothing is batched, the replicas that compute the same count for one together.
     """
     if not batch:
-        share = tf.constant(1.0 / program.place.num_replicas, tf.float64)
-        return [share] * program.num_local_replicas
+        alike = program.place.num_replicas
+        if reduction == "sum" and program.options.batch == "local":
+            alike = program.num_local_replicas  # Each worker has its own part.
+        return [tf.constant(1.0 / alike, tf.float64)] * program.num_local_replicas
     total, *rows = batch
     if reduction == "sum":
         return [tf.cast(own > 0, tf.float64) for own in rows]

@@ -303,23 +303,30 @@ def _op_name(text: str) -> str:
     return cleaned if re.match(r"[A-Za-z0-9.]", cleaned) else f"v{cleaned}"
 
 
-def argument_names(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
-    """A name for every leaf of `(args, kwargs)`, in flat order: the parameter, and the position inside it."""
-    python_function, _ = tf_adapter.unwrap_function(function)
-    try:
-        bound = inspect.signature(python_function).bind(*args, **kwargs)
-        positional = [name for name in bound.arguments if name not in kwargs]
-    except (TypeError, ValueError):
-        positional = []
+def step_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a step: of the Python function inside a tf.function."""
+    return inspect.signature(tf_adapter.unwrap_function(function)[0])
+
+
+def argument_names(
+    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """For every leaf of `(args, kwargs)`, in flat order, its parameter, and a name of its own."""
+    bound = signature.bind(*args, **kwargs)
     names = []
-    for position, value in enumerate(args):
-        name = positional[position] if position < len(positional) else f"arg_{position}"
-        names += _leaf_names(name, value)
+    for parameter, value in bound.arguments.items():
+        kind = signature.parameters[parameter].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            for position, item in enumerate(value):
+                names += _leaf_names(parameter, f"{parameter}_{position}", item)
+        elif kind is not inspect.Parameter.VAR_KEYWORD and parameter not in kwargs:
+            names += _leaf_names(parameter, parameter, value)
     for name in sorted(kwargs):
-        names += _leaf_names(name, kwargs[name])
+        names += _leaf_names(name, name, kwargs[name])
     return names
 
 
-def _leaf_names(name: str, value: Any) -> list[str]:
-    leaves = tf.nest.flatten(value)
-    return [name] if not tf.nest.is_nested(value) else [f"{name}_{index}" for index in range(len(leaves))]
+def _leaf_names(parameter: str, name: str, value: Any) -> list[tuple[str, str]]:
+    if not tf.nest.is_nested(value):
+        return [(parameter, name)]
+    return [(parameter, f"{name}_{index}") for index in range(len(tf.nest.flatten(value)))]

@@ -4,6 +4,7 @@ The user's object stays the one to look at: it is the first device's copy. What 
 function traced later, is written to the copies too; the compiled step writes to all of them by itself.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -34,9 +35,9 @@ class Mirrors:
     """The copies that one AutoDist object keeps, and the classes of the variables that have them."""
 
     def __init__(self) -> None:
-        # Variables are not hashable. Both are kept alive, so that an id stays theirs.
+        # By id, as variables are not hashable; an entry goes with its variable.
         self._copies: dict[int, list[tf.Variable]] = {}
-        self._originals: dict[int, tuple[tf.Variable, type]] = {}
+        self._originals: dict[int, tuple[weakref.ref[tf.Variable], type]] = {}
         self._paused = False
 
     def copies(self, variable: tf.Variable, devices: Sequence[str]) -> list[tf.Variable]:
@@ -45,7 +46,7 @@ class Mirrors:
             return [variable]
         if id(variable) not in self._copies:
             self._copies[id(variable)] = [_copy(variable, device) for device in devices[1:]]
-            self._originals[id(variable)] = (variable, type(variable))
+            self._originals[id(variable)] = (weakref.ref(variable, self._forget(id(variable))), type(variable))
             variable.__class__ = _writing_through(type(variable), self)
         return [variable, *self._copies[id(variable)]]
 
@@ -64,10 +65,19 @@ class Mirrors:
             for copy in self._copies.get(id(variable), ()):
                 copy.assign(variable.read_value())
 
+    def _forget(self, key: int) -> Callable[[object], None]:
+        def forget(_: object) -> None:
+            self._copies.pop(key, None)
+            self._originals.pop(key, None)
+
+        return forget
+
     def close(self) -> None:
         """Give every variable its own class back, and let go of the copies."""
-        for variable, original in self._originals.values():
-            variable.__class__ = original
+        for reference, original in self._originals.values():
+            variable = reference()
+            if variable is not None:
+                variable.__class__ = original
         self._originals.clear()
         self._copies.clear()
 

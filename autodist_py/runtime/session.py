@@ -9,11 +9,10 @@ import tensorflow as tf
 
 from autodist_py import tf_adapter
 from autodist_py.capture.graph import GraphScope, Signature
-from autodist_py.compiler import Compiler, StepProgram
+from autodist_py.compiler import AloneProgram, Compiler, StepProgram
 from autodist_py.kernel.analysis import analyse
 from autodist_py.proto.errors import SessionError
 from autodist_py.proto.graph_item import GraphItem, Variable
-from autodist_py.runtime.executor import Executor
 
 
 class DistributedSession(tf_adapter.SessionInterface):
@@ -31,7 +30,7 @@ class DistributedSession(tf_adapter.SessionInterface):
         self._strategy = compiler.strategy(scope.item(loss_reduction=loss_reduction))
         with tf_adapter.eagerly():
             self._variables = {name: _make(variable) for name, variable in scope.variables().items()}
-        self._programs: dict[Signature, _SessionProgram] = {}
+        self._programs: dict[Signature, _SessionStep | AloneProgram] = {}
         self.closed = False
 
     @property
@@ -152,50 +151,40 @@ class DistributedSession(tf_adapter.SessionInterface):
             )
         return dict(sorted(feeds.items()))
 
-    def _compile(self, signature: Signature) -> "_SessionProgram":
+    def _compile(self, signature: Signature) -> "_SessionStep | AloneProgram":
         item = self._scope.cut(signature, loss_reduction=self._loss_reduction)
         if item.gradients and self._compiler.place(self._strategy).num_replicas > 1:
             _require_batch(item)
         self._require_captured(item)
         variables = {variable.name: self._variables[variable.name] for variable in item.variables}
         name = f"session_{len(self._programs)}"
-        make = self._compiler.distributed if item.gradients else self._compiler.alone
-        return _SessionProgram(item, make(item, self._strategy, variables, {}, name=name), variables, self._compiler)
+        if not item.gradients:
+            return self._compiler.alone(item, variables, {}, name=name)
+        step = self._compiler.distributed(item, self._strategy, variables, {}, name=name)
+        return _SessionStep(step, variables, self._compiler)
 
 
-class _SessionProgram:
-    """One signature's program, with what it means for the values of variables that it is run."""
+class _SessionStep:
+    """A training step of the session: it begins from the chief's values where a run by one worker wrote others."""
 
-    def __init__(
-        self,
-        item: GraphItem,
-        program: StepProgram | Executor,
-        variables: Mapping[str, tf.Variable],
-        compiler: Compiler,
-    ):
-        self._program = program
+    def __init__(self, step: StepProgram, variables: Mapping[str, tf.Variable], compiler: Compiler):
+        self._step = step
+        self._variables = variables
         self._compiler = compiler
-        self._trains = bool(item.gradients)
-        self._read = variables
-        self._written = {v.name: variables[v.name] for v in item.variables if v.update_ops}
 
     def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
         """A value for each fetch."""
-        if self._trains:
-            self._compiler.broadcast_initial_values(self._read)
-            return self._program.run(feeds)
-        results = self._program.run(feeds)
-        if self._written:
-            self._compiler.mirrors.refresh(self._written.values())
-            self._compiler.forget_initial_values(self._written)
-        return results
+        self._compiler.broadcast_initial_values(self._variables)
+        return self._step.run(feeds)
 
 
 def _require_batch(item: GraphItem) -> None:
-    """Refuse a step whose inputs all have static shapes: every replica would train on all that is fed."""
-    static = [source for source in item.inputs if source.shape]
+    """Refuse a step none of whose inputs is batched: every replica would train on all that is fed."""
+    static = [source for source in item.inputs if source.shape or source.shape is None]
     if static and not any(source.batched for source in item.inputs):
-        shapes = ", ".join(f"'{source.name}' {list(source.shape or ())}" for source in static)
+        shapes = ", ".join(
+            f"'{source.name}' {'of unknown rank' if source.shape is None else list(source.shape)}" for source in static
+        )
         raise SessionError(
             "a step is shared out by the first dimension of its placeholders, which must be None for the batch; "
             f"received static shapes: {shapes}. Make it None: tf.compat.v1.placeholder(dtype, [None, ...])"

@@ -85,6 +85,11 @@ def _combine(
         for position, (output, copies) in enumerate(zip(outputs, values, strict=True)):
             if _is_batched(output):
                 results[position] = _gather(program, output, copies, collectives)
+            elif not copies[0].shape.is_fully_defined():
+                raise CaptureError(
+                    f"result '{output.tensor}' has the shape {copies[0].shape} and differs between replicas; only the "
+                    "first dimension, the batch, may be unknown. Return it with the batch first, or with a static shape"
+                )
             elif tf.as_dtype(output.dtype) in CARRIED:
                 part = _contribution(program, copies, weights)
                 summed.setdefault(part.dtype, {})[position] = part

@@ -1,8 +1,8 @@
 """AllReduce: every replica gets the combined gradient, and computes the same update of its own copy.
 
 Dense gradients of one group and dtype are flattened into one buffer, weighted, reduced and split. Sparse gradients are
-gathered: the rows of all replicas, in replica order, with each replica's values weighted, are the rows that one device
-would have had for the whole batch.
+gathered: the rows of all replicas, in replica order, with each replica's values weighted. Of one lookup these are the
+rows of one device, in its order; of several lookups in one table, the same rows grouped by replica.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,7 +61,11 @@ class Group:
 def groups(program: Program) -> Iterator[Group]:
     """The gradients of `program` that are synchronized by AllReduce, as they are reduced together."""
     dense: dict[tuple[AllReduceSynchronizer, int, tf.DType], list[Gradient]] = {}
+    graph = GraphView(tf.compat.v1.GraphDef.FromString(program.item.graph_def))
     for gradient in program.item.gradients:
+        raw = {op_of(graph.nodes[op_of(tensor)].input[0]) for tensor in gradient.tensors}
+        if not raw & program.analysis.varying:
+            continue  # It is computed from replicated values alone (a regularizer's): equal on all replicas.
         synchronizer = program.strategy.node(gradient.variable).synchronizer
         if not isinstance(synchronizer, AllReduceSynchronizer):
             raise StrategyError(

@@ -131,7 +131,6 @@ class AutoDist:
         step = DistributedFunction(
             function,
             self._compile,
-            paused=self._compiler.mirrors.paused,
             name=f"{self._name}/function-{len(self._functions)}",
             loss_reduction=self._loss_reduction,
             batched=batched,

@@ -23,9 +23,9 @@ from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy
 from autodist_py.proto.strategy_pb2 import Strategy as StrategyMessage
 from autodist_py.runtime.cluster import Cluster
+from autodist_py.runtime.copies import Copies
 from autodist_py.runtime.executor import Executor
 from autodist_py.runtime.initial_values import broadcast
-from autodist_py.runtime.mirror import Mirrors
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
 
 _WRITES_SECONDS = 60.0
@@ -44,7 +44,7 @@ class Compiler:
         observers: Sequence[Observer] = (),
     ):
         self.cluster = cluster
-        self.mirrors = Mirrors()
+        self._copies = Copies()
         self._name = name
         self._resources = resources
         self._builder = builder
@@ -124,11 +124,10 @@ class Compiler:
         return resolve(strategy.replicas, self._resources, worker=self.cluster.rank)
 
     def written_alone(self, variables: Mapping[str, tf.Variable]) -> None:
-        """This worker wrote these variables by itself: its copies follow, and the chief's values count again.
+        """This worker wrote these variables by itself; from the next step on the chief's values count again.
 
         Every worker must do the same writes before that step; `broadcast_initial_values` sees to it.
         """
-        self.mirrors.refresh(variables.values())
         for variable in variables.values():
             self._broadcast.pop(id(variable), None)
 
@@ -168,8 +167,8 @@ class Compiler:
             raise ClusterError(f"{rule}: {_first_difference(everyone[0].decode(), names)}")
 
     def close(self) -> None:
-        """Give the user's variables back as they were."""
-        self.mirrors.close()
+        """Let go of what is kept about the user's variables."""
+        self._copies.clear()
         self._broadcast.clear()
 
     def _executor(
@@ -183,7 +182,7 @@ class Compiler:
         copies = {
             (variable_name, position): copy
             for variable_name, variable in variables.items()
-            for position, copy in enumerate(self.mirrors.copies(variable, devices))
+            for position, copy in enumerate(self._copies.of(variable, devices))
         }
         return Executor(program, copies, state, name=name.replace("/", "_"))
 
@@ -252,7 +251,7 @@ class AloneProgram:
         self._compiler = compiler
 
     def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
-        """One run; what it wrote is brought to the worker's further devices."""
+        """One run."""
         results = self._executor.run(feeds)
         if self._written:
             self._compiler.written_alone(self._written)

@@ -1,7 +1,6 @@
 """The step function that `@autodist.function` makes: one program per signature, found by what a call is given."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,7 +56,6 @@ class DistributedFunction:
         function: Callable[..., Any],
         compile_program: Callable[[str, CapturedFunction], Program],
         *,
-        paused: Callable[[], AbstractContextManager[None]],
         name: str,
         loss_reduction: str,
         batched: Collection[str] | None,
@@ -66,7 +64,6 @@ class DistributedFunction:
         self.__doc__ = getattr(function, "__doc__", None)
         self.__name__ = getattr(function, "__name__", type(function).__name__)
         self.__wrapped__ = function
-        self._paused = paused
         self._name = name
         self._compile = compile_program
         self._loss_reduction = loss_reduction
@@ -117,7 +114,6 @@ class DistributedFunction:
             step = DistributedFunction(
                 bound,
                 self._compile,
-                paused=self._paused,
                 name=f"{self._name}-{len(self._bound)}",
                 loss_reduction=self._loss_reduction,
                 batched=self._batched,
@@ -151,10 +147,7 @@ class DistributedFunction:
                 self._slot_names(call.structure), call.tensors, call.batched, strict=True
             )
         ]
-        with self._paused():
-            return capture_function(
-                self.python_function, arguments, call.structure, loss_reduction=self._loss_reduction
-            )
+        return capture_function(self.python_function, arguments, call.structure, loss_reduction=self._loss_reduction)
 
     def _slot_names(self, structure: Any) -> list[tuple[str, str]]:
         """For each tensor argument its parameter, and its own name."""

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,9 +141,7 @@ def _not_compiled(name: str, captured: CapturedFunction) -> CompiledStep:
 
 
 def captured_step(step: Callable[..., Any], x: tf.Tensor) -> CapturedFunction:
-    distributed = DistributedFunction(
-        step, _not_compiled, paused=nullcontext, name="step", loss_reduction="mean", batched=None
-    )
+    distributed = DistributedFunction(step, _not_compiled, name="step", loss_reduction="mean", batched=None)
     return distributed.captured(x)
 
 

@@ -14,6 +14,7 @@ from autodist_py.kernel.names import on_replica
 from autodist_py.kernel.passes.fetch import Fetch
 from autodist_py.kernel.passes.order import Order
 from autodist_py.kernel.passes.place import PlaceOps
+from autodist_py.kernel.passes.refresh import Refresh
 from autodist_py.kernel.passes.replicate import Replicate
 from autodist_py.kernel.passes.split_batch import SplitBatch
 from autodist_py.kernel.passes.synchronize import Synchronize
@@ -24,6 +25,7 @@ from autodist_py.proto.strategy import Strategy
 
 PASSES: tuple[Pass, ...] = (
     Replicate(),
+    Refresh(),
     SplitBatch(),
     Synchronize(),
     Fetch(),

@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -33,9 +32,7 @@ def _not_compiled(name: str, captured: CapturedFunction) -> Program:
 
 def capture(step: Callable[..., Any], *args: Any, **kwargs: Any) -> CapturedFunction:
     """`step` as it is captured when it is called with these arguments."""
-    distributed = DistributedFunction(
-        step, _not_compiled, paused=nullcontext, name="step", loss_reduction="mean", batched=None
-    )
+    distributed = DistributedFunction(step, _not_compiled, name="step", loss_reduction="mean", batched=None)
     return distributed.captured(*args, **kwargs)
 
 

@@ -46,6 +46,19 @@ def test_lazily_built_variables_are_created_once_and_keep_their_values_at_captur
     assert capture(step, batch()).variables["lazy/kernel"] is captured.variables["lazy/kernel"]
 
 
+def test_the_step_is_the_second_trace_where_the_first_creates_variables():
+    made: list[tf.Variable] = []
+
+    def step(x):
+        if not made:
+            made.append(tf.Variable(lambda: 2.0, name="made"))
+            return x
+        return x * made[0]
+
+    assert names(capture(step, batch())) == ["made"]
+    assert len(made) == 1
+
+
 def test_variables_have_the_names_that_the_user_gave_and_layers_their_paths():
     model = keras.Sequential([keras.layers.Dense(1, name="a"), keras.layers.Dense(1, name="b")], name="m")
     model.build([None, 3])

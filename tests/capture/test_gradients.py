@@ -170,6 +170,23 @@ def test_recompute_grad_records_the_outer_gradient_only(w):
     assert item.variable("w").update_ops[0] in view.dataflow_descendants([seam])
 
 
+@pytest.mark.parametrize("construct", ["while", "cond"])
+def test_a_variable_read_in_a_loop_or_branch_has_one_gradient_in_the_step(w, construct):
+    def in_loop(x):
+        _, value = tf.while_loop(lambda i, _: i < 3, lambda i, v: (i + 1, tf.tanh(v * tf.transpose(w))), [0, x])
+        return value
+
+    def in_branch(x):
+        return tf.cond(tf.reduce_sum(x) > 0.0, lambda: x @ w, lambda: x @ w * 2.0)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(in_loop(x) if construct == "while" else in_branch(x))
+        w.assign_sub(tape.gradient(loss, w))
+
+    assert variables_of(capture(step, batch()).item) == ["w"]
+
+
 def test_the_inner_gradient_of_a_gradient_penalty_is_not_combined(w):
     def step(x):
         with tf.GradientTape() as outer:

@@ -1,0 +1,43 @@
+"""Copies of the user's variables on a worker's further devices.
+
+They have no value of their own between steps: each step begins by assigning them the user's (the Refresh pass).
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from autodist_py import tf_adapter
+
+
+class Copies:
+    """The copies that one AutoDist object keeps; those of a variable go when it does."""
+
+    def __init__(self) -> None:
+        # By id, as variables are not hashable.
+        self._copies: dict[int, tuple[weakref.ref[tf.Variable], list[tf.Variable]]] = {}
+
+    def of(self, variable: tf.Variable, devices: Sequence[str]) -> list[tf.Variable]:
+        """`variable` itself for the first of `devices`, and its copy on each further one; made when first asked for."""
+        if len(devices) == 1:
+            return [variable]
+        if id(variable) not in self._copies:
+            made = [_copy(variable, device) for device in devices[1:]]
+            self._copies[id(variable)] = (weakref.ref(variable, self._forget(id(variable))), made)
+        return [variable, *self._copies[id(variable)][1]]
+
+    def clear(self) -> None:
+        """Let go of all copies."""
+        self._copies.clear()
+
+    def _forget(self, key: int) -> Callable[[object], None]:
+        def forget(_: object) -> None:
+            self._copies.pop(key, None)
+
+        return forget
+
+
+def _copy(variable: tf.Variable, device: str) -> tf.Variable:
+    with tf_adapter.eagerly(), tf.device(device):
+        return tf_adapter.uninitialized_variable("copy", variable.dtype, variable.shape, trainable=False)

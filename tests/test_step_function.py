@@ -1,0 +1,225 @@
+"""What a step function does at its edges: arguments, results, state and other workers."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist_py import AutoDist, AutoDistError, CaptureError
+from tests.cluster_pool import TWO_REPLICAS, TWO_WORKERS, Cluster
+from tests.oracle import assert_close
+
+pytestmark = pytest.mark.parametrize(
+    "cluster", [TWO_REPLICAS, TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
+)
+
+X, Y = np.linspace(-1, 1, 18).reshape(6, 3), np.linspace(0, 1, 6)
+
+
+class Regression:
+    """Linear regression by gradient descent, with a loss of the caller's."""
+
+    def __init__(self, loss: Callable[[tf.Tensor, tf.Variable], tf.Tensor] | None = None):
+        self.weight = tf.Variable([0.5, -0.2, 0.1], dtype=tf.float64, name="weight")
+        self._loss = loss or (lambda errors, weight: tf.reduce_mean(errors**2))
+
+    def step(self, x: tf.Tensor, y: tf.Tensor, rate: float = 0.1) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = self._loss(tf.linalg.matvec(x, self.weight) - y, self.weight)
+        self.weight.assign_sub(rate * tape.gradient(loss, self.weight))
+        return loss
+
+
+def train_alike(
+    run: Callable[[Regression, Callable[..., Any]], None],
+    loss: Callable[[tf.Tensor, tf.Variable], tf.Tensor] | None = None,
+    **options: Any,
+) -> None:
+    """`run(model, decorate)` leaves the same weights with tf.function and with autodist.function."""
+    plain, compiled = Regression(loss), Regression(loss)
+    run(plain, tf.function)
+    with AutoDist(**options) as autodist:
+        run(compiled, autodist.function)
+    assert_close(compiled.weight.numpy(), plain.weight.numpy(), "weight")
+
+
+def state_is_written_by_a_step_without_gradients() -> None:
+    def run(model: Regression, decorate: Callable[..., Any]) -> None:
+        step, halve = decorate(model.step), decorate(lambda: model.weight.assign(model.weight * 0.5))
+        for _ in range(3):
+            step(X, Y)
+            halve()
+
+    train_alike(run)
+
+
+def state_is_written_by_a_raw_op() -> None:
+    def run(model: Regression, decorate: Callable[..., Any]) -> None:
+        step = decorate(model.step)
+        for _ in range(3):
+            step(X, Y)
+            tf.raw_ops.AssignVariableOp(resource=model.weight.handle, value=model.weight * 0.5)
+
+    train_alike(run)
+
+
+def arguments_are_taken_in_the_order_of_declaration() -> None:
+    def run(model: Regression, decorate: Callable[..., Any]) -> None:
+        def anchored(x: tf.Tensor, y: tf.Tensor, anchor: tf.Tensor) -> tf.Tensor:
+            loss = model.step(x, y)
+            model.weight.assign(0.9 * model.weight + 0.1 * tf.reduce_mean(anchor, 0))
+            return loss
+
+        for _ in range(3):
+            decorate(anchored)(x=X, y=Y, anchor=np.ones([4, 3]))
+
+    train_alike(run)
+
+
+def a_sum_counts_a_term_without_examples_once() -> None:
+    def run(model: Regression, decorate: Callable[..., Any]) -> None:
+        def step(x: tf.Tensor, y: tf.Tensor) -> None:
+            model.step(x, y, rate=0.01)
+            with tf.GradientTape() as tape:
+                decay = 0.5 * tf.reduce_sum(model.weight**2)
+            model.weight.assign_sub(0.1 * tape.gradient(decay, model.weight))
+
+        for _ in range(3):
+            decorate(step)(X, Y)
+
+    train_alike(run, lambda errors, weight: tf.reduce_sum(errors**2), loss_reduction="sum")
+
+
+def constants_that_are_equal_and_differ_are_other_programs() -> None:
+    with AutoDist() as autodist:
+        step = autodist.function(lambda x, sign: tf.math.atan2(sign, -1.0) + 0.0 * tf.reduce_sum(x))
+        positive, negative = (float(step(np.ones(2, np.float32), sign)) for sign in (0.0, -0.0))
+    assert positive > 0 > negative
+
+
+def a_failed_first_call_decides_nothing() -> None:
+    model = Regression()
+    with AutoDist() as autodist:
+        step = autodist.function(lambda x, y: tf.reduce_mean(tf.linalg.matvec(x, model.weight) - y))
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            step(X, Y[:4])
+        assert_close(step(X, Y).numpy(), np.mean(X @ model.weight.numpy() - Y), "result")
+
+
+def named_arguments_are_the_batch() -> None:
+    model = Regression()
+    with AutoDist() as autodist:
+        step = autodist.function(batched=["x", "y"])(lambda x, y, x_mean: (model.step(x, y), x_mean * 1.0))
+        _, same = step(X, Y, np.ones(6))
+        assert same.shape == [6]
+        with pytest.raises(CaptureError, match=r"received images, and its array arguments are x, y"):
+            autodist.function(batched=["images"])(lambda x, y: x)(X, Y)
+
+
+def a_method_ends_with_its_autodist() -> None:
+    autodist = AutoDist()
+
+    class Trainer(Regression):
+        train = autodist.function(Regression.step)
+
+    trainer = Trainer()
+    trainer.train(X, Y)
+    autodist.close()
+    with pytest.raises(AutoDistError, match="closed; make a new one"):
+        trainer.train(X, Y)
+
+
+def results_that_cannot_be_put_together_are_refused() -> None:
+    model = Regression()
+    with AutoDist() as autodist:
+        step = autodist.function(lambda x, y: (model.step(x, y), tf.transpose(x)))
+        with pytest.raises(CaptureError, match=r"has the shape \(3, None\) and differs between replicas"):
+            step(X, Y)
+
+
+def tables_written_from_examples_are_refused() -> None:
+    model = Regression()
+    with AutoDist() as autodist:
+        table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float64, 0.0)
+
+        @autodist.function
+        def step(x: tf.Tensor, y: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+            table.insert(ids, y)
+            return model.step(x, y)
+
+        with pytest.raises(CaptureError, match=r"LookupTableInsertV2\) writes a table or queue"):
+            step(X, Y, np.arange(6))
+
+
+def results_of_other_types_come_whole() -> None:
+    model = Regression()
+    with AutoDist() as autodist:
+        step = autodist.function(lambda x, y: (model.step(x, y), y > 0.5, tf.cast(y * 9, tf.uint8), y))
+        _, above, small, same = step(X, Y)
+    np.testing.assert_array_equal(above, Y > 0.5)
+    np.testing.assert_array_equal(small, (Y * 9).astype(np.uint8))
+    np.testing.assert_array_equal(same, Y)
+
+
+def an_iterator_is_shared_out_and_ends_everywhere() -> None:
+    def run(model: Regression, decorate: Callable[..., Any]) -> None:
+        def step(examples: Any) -> tf.Tensor:
+            return model.step(*next(examples))
+
+        examples = iter(tf.data.Dataset.from_tensor_slices((X, Y)).batch(4).repeat(3))
+        decorated = decorate(step)
+        with pytest.raises(tf.errors.OutOfRangeError):
+            for _ in itertools.repeat(None):
+                decorated(examples)
+
+    train_alike(run)
+
+
+def the_chief_may_evaluate_alone() -> None:
+    model = Regression()
+    with AutoDist() as autodist:
+        step = autodist.function(model.step)
+        predict = autodist.function(lambda x: tf.linalg.matvec(x, model.weight))
+        for _ in range(3):
+            step(X, Y)
+            if autodist.is_chief:
+                np.testing.assert_allclose(predict(X), X @ model.weight.numpy())
+
+
+def each_worker_by_itself_must_not_write_state_from_its_part() -> None:
+    weight = tf.Variable(np.zeros(3))
+    with AutoDist(batch="local") as autodist:
+        step = autodist.function(lambda x: weight.assign_add(tf.reduce_mean(x, 0)))
+        if autodist.num_workers == 1:
+            step(X)
+        else:
+            with pytest.raises(CaptureError, match="depends on a replica's own examples"):
+                step(X)
+
+
+CASES = [
+    state_is_written_by_a_step_without_gradients,
+    state_is_written_by_a_raw_op,
+    arguments_are_taken_in_the_order_of_declaration,
+    a_sum_counts_a_term_without_examples_once,
+    constants_that_are_equal_and_differ_are_other_programs,
+    a_failed_first_call_decides_nothing,
+    named_arguments_are_the_batch,
+    a_method_ends_with_its_autodist,
+    results_that_cannot_be_put_together_are_refused,
+    tables_written_from_examples_are_refused,
+    results_of_other_types_come_whole,
+    an_iterator_is_shared_out_and_ends_everywhere,
+    the_chief_may_evaluate_alone,
+    each_worker_by_itself_must_not_write_state_from_its_part,
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.replace("_", "-"))
+def test_at_its_edges_a_step_does_what_one_device_does_or_says_why_not(
+    cluster: Cluster, case: Callable[[], None]
+) -> None:
+    cluster.run(case)

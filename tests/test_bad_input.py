@@ -86,7 +86,7 @@ def test_a_step_that_needs_a_static_batch_size_is_told_that_it_is_unknown(autodi
 def test_a_step_called_inside_another_function_is_refused(autodist: AutoDist) -> None:
     step = autodist.function(lambda x: x + 1)
 
-    with pytest.raises(Exception, match="CaptureError.*call it from plain Python"):
+    with pytest.raises(Exception, match=r"CaptureError.*call it from plain Python"):
         tf.function(lambda: step(tf.ones(2)))()
 
 
@@ -170,7 +170,7 @@ def test_a_closed_session_says_so(linear: tuple[Linear, Any]) -> None:
 def test_reference_variables_are_refused(autodist: AutoDist) -> None:
     with tf.Graph().as_default(), autodist.scope():
         tf.compat.v1.get_variable("old", [2], use_resource=False)
-        with pytest.raises(CaptureError, match="'old' is a reference variable.*use_resource=True"):
+        with pytest.raises(CaptureError, match=r"'old' is a reference variable.*use_resource=True"):
             autodist.create_distributed_session()
 
 

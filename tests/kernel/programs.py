@@ -176,10 +176,13 @@ def run_steps(
     item: GraphItem,
     where: Place,
     feeds: Sequence[Mapping[str, np.ndarray]],
-    initial: Mapping[str, np.ndarray],
+    initial: Mapping[str, np.ndarray | Sequence[np.ndarray]],
     **options: Any,
 ) -> tuple[list[dict[str, np.ndarray]], list[list[np.ndarray]]]:
-    """Compile `item` for one worker, run on each of `feeds`: each replica's variables at the end, and all fetches."""
+    """Compile `item` for one worker, run on each of `feeds`: each replica's variables at the end, and all fetches.
+
+    `initial` has the value of a variable, or a value for each local replica's copy of it.
+    """
     program = compile(item, all_reduce(item), where, Options(**options))
     graph = import_graph(program.graph)
     devices = [replica.device for replica in where.local_replicas]
@@ -191,7 +194,8 @@ def run_steps(
         for bound in program.variables:
             with tf.device(devices[bound.replica]):
                 resource = graph.get_tensor_by_name(f"{bound.op}:0")
-                value = tf.constant(initial[bound.variable])
+                given = initial[bound.variable]
+                value = tf.constant(given if isinstance(given, np.ndarray) else given[bound.replica])
                 assigns.append(raw.AssignVariableOp(resource=resource, value=value))
                 reads.append(raw.ReadVariableOp(resource=resource, dtype=value.dtype))
     fetches = [graph.get_tensor_by_name(name if ":" in name else f"{name}:0") for name in program.fetches]

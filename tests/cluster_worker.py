@@ -1,0 +1,37 @@
+"""The script of a test cluster's workers: joins the cluster, then runs the cases that the test process sends.
+
+python tests/cluster_worker.py        started by tests/cluster_pool.py; the chief starts the other workers
+"""
+
+import importlib
+import os
+import traceback
+from multiprocessing.connection import Client
+
+ADDRESS_VARIABLE = "CLUSTER_POOL_ADDRESS"
+AUTHKEY_VARIABLE = "CLUSTER_POOL_AUTHKEY"
+
+
+def main() -> None:
+    from autodist_py import AutoDist
+
+    # The first AutoDist joins the cluster; the later ones, which the cases make, use the same one.
+    with AutoDist() as autodist:
+        rank = autodist.rank
+    host, _, port = os.environ[ADDRESS_VARIABLE].rpartition(":")
+    with Client((host, int(port)), authkey=bytes.fromhex(os.environ[AUTHKEY_VARIABLE])) as connection:
+        connection.send((rank, os.getpid()))
+        while (case := connection.recv()) is not None:
+            connection.send(outcome(*case))
+
+
+def outcome(module: str, function: str, arguments: dict) -> tuple[bool, object]:
+    """Whether the case succeeded, and its result, or the traceback as text."""
+    try:
+        return True, getattr(importlib.import_module(module), function)(**arguments)
+    except Exception:
+        return False, traceback.format_exc()
+
+
+if __name__ == "__main__":
+    main()

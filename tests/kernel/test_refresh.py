@@ -1,0 +1,43 @@
+"""Refresh: further replicas begin each step from the first one's variables."""
+
+import numpy as np
+
+from autodist_py.kernel.graph_view import GraphView
+from tests.kernel import programs
+
+HANDLE_0, HANDLE_1 = "AutoDist-Replica-0/w", "AutoDist-Replica-1/w"
+
+
+def refreshed(*replicas):
+    return programs.after("refresh", programs.linear_regression(), programs.place(*replicas))
+
+
+def test_every_use_of_a_copy_waits_for_its_assignment():
+    view = GraphView(refreshed(2).graph)
+    (assign,) = (node.name for node in view.of_type({"AssignVariableOp"}))
+    users = set(view.digraph.succ[HANDLE_1]) - {assign}
+    assert users == {"AutoDist-Replica-1/w/Read", "AutoDist-Replica-1/update"}
+    assert all(f"^{assign}" in view.nodes[user].input for user in users)
+
+
+def test_the_first_replica_writes_after_the_others_have_read():
+    view = GraphView(refreshed(3).graph)
+    assigns = [node for node in view.of_type({"AssignVariableOp"})]
+    (read,) = {assign.input[1] for assign in assigns}
+    assert [assign.device for assign in assigns] == ["/device:CPU:1", "/device:CPU:2"]
+    assert list(view.nodes[read].input) == [HANDLE_0]
+    assert f"^{read}" in view.nodes["AutoDist-Replica-0/update"].input
+
+
+def test_one_local_replica_is_left_as_it_is():
+    before = programs.after("replicate", programs.linear_regression(), programs.place(1, 1))
+    assert refreshed(1, 1).graph == before.graph
+
+
+def test_what_is_written_to_the_first_replica_between_steps_counts_on_all():
+    feeds = [{"x": np.ones((4, 3)), "y": np.zeros((4, 1))}]
+    item = programs.linear_regression()
+    (one,), _ = programs.run_steps(item, programs.place(1), feeds, {"w": np.full((1, 3), 2.0)})
+    stale = {"w": [np.full((1, 3), 2.0), np.full((1, 3), np.nan)]}
+    for replica in programs.run_steps(item, programs.place(2), feeds, stale)[0]:
+        np.testing.assert_allclose(replica["w"], one["w"], rtol=1e-12)

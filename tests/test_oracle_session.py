@@ -1,0 +1,275 @@
+"""The distributed session does what a `tf.compat.v1.Session` does, beside training."""
+
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist_py import AutoDist
+from tests.cluster_pool import TWO_REPLICAS, TWO_WORKERS, UNEVEN_WORKERS, Cluster
+from tests.cluster_pool import same_on_all_workers as same
+from tests.oracle import GraphTraining, Values, assert_close, compare_graph, session_values
+from tests.oracle_programs import batches, graph_weights, initial_values, placeholders, predict, squared_error
+
+pytestmark = pytest.mark.parametrize(
+    "cluster", [TWO_REPLICAS, TWO_WORKERS, UNEVEN_WORKERS], ids=lambda s: s.name, indirect=True, scope="module"
+)
+
+Pair = namedtuple("Pair", ["first", "second"])
+
+
+def graph_in_full() -> GraphTraining:
+    """Adam with a decayed learning rate, a global step, a loop, a branch, and a rate that may be fed."""
+    feeds = placeholders("both")
+    weights = graph_weights("both")
+    steps = tf.compat.v1.train.get_or_create_global_step()
+    factor = tf.compat.v1.placeholder_with_default(np.float64(1.0), [], name="factor")
+    rate = factor * tf.cast(tf.compat.v1.train.exponential_decay(0.1, steps, 2, 0.5), tf.float64)
+    _, doubled = tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, x * 1.5), (0, feeds[0]))
+    predictions = tf.identity(predict(weights, [doubled, feeds[1]]), name="predictions")
+    loss = tf.identity(squared_error(predictions, feeds[-1]), name="loss")
+    loss = tf.cond(tf.equal(steps % 2, 0), lambda: loss, lambda: 2.0 * loss)
+    optimizer = tf.compat.v1.train.AdamOptimizer(rate)
+    train = optimizer.minimize(loss, global_step=steps, name="train")
+    return GraphTraining(feeds, train, [loss, predictions])
+
+
+def train_in_full() -> Values:
+    return compare_graph(graph_in_full, batches("both"))
+
+
+def test_schedules_loops_branches_and_steps_are_those_of_one_device(cluster: Cluster):
+    same(cluster.run(train_in_full))
+
+
+def initialize_again() -> Values:
+    def between(session: Any, number: int) -> None:
+        if number == 2:
+            session.run(session.graph.get_operation_by_name("initialize"))
+
+    return compare_graph(graph_in_full, batches("both"), between=between)
+
+
+def test_an_initializer_starts_training_anew(cluster: Cluster):
+    same(cluster.run(initialize_again))
+
+
+def assign_between() -> Values:
+    def build() -> GraphTraining:
+        training = graph_in_full()
+        table = next(v for v in tf.compat.v1.trainable_variables() if v.op.name == "table")
+        tf.group(table.assign(table * 0.5), name="halve")
+        tf.identity(table.assign_add(tf.ones_like(table)), name="raised")
+        return training
+
+    def between(session: Any, number: int) -> None:
+        session.run("halve" if number % 2 else "raised:0")
+
+    return compare_graph(build, batches("both"), between=between)
+
+
+def test_the_next_step_sees_what_an_assignment_wrote(cluster: Cluster):
+    same(cluster.run(assign_between))
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """One program in a plain session and in a distributed one, both initialized."""
+
+    autodist: AutoDist
+    plain: Any
+    compiled: Any
+    feeds: list[str]
+    batches: list[tuple[np.ndarray, ...]]
+
+    def run(self, fetches: Any, number: int = 0, **more: Any) -> tuple[Any, Any]:
+        """What both return; names serve as fetches in both."""
+        feed = {**dict(zip(self.feeds, self.batches[number], strict=True)), **more}
+        return self.compiled.run(fetches, feed), self.plain.run(fetches, feed)
+
+    def step(self, number: int) -> None:
+        self.run("train", number)
+
+    def compare(self, when: str) -> Values:
+        expected = session_values(self.plain.graph, self.plain)
+        actual = session_values(self.compiled.graph, self.compiled)
+        for name in expected:
+            assert_close(actual[name], expected[name], f"variable '{name}' {when}")
+        return actual
+
+
+@contextmanager
+def sessions(more: Callable[[], Any] = lambda: None) -> Iterator[Sessions]:
+    """`graph_in_full`, and what `more` adds to the graph."""
+    with AutoDist() as autodist:
+        with tf.Graph().as_default() as single:
+            training = graph_in_full()
+            more()
+            tf.group(tf.compat.v1.global_variables_initializer(), name="initialize")
+        with tf.Graph().as_default(), autodist.scope():
+            graph_in_full()
+            more()
+            tf.group(tf.compat.v1.global_variables_initializer(), name="initialize")
+        compiled = autodist.create_distributed_session()
+        with tf.compat.v1.Session(graph=single) as plain:
+            both = Sessions(autodist, plain, compiled, [t.name for t in training.feeds], batches("both"))
+            both.run("initialize")
+            yield both
+
+
+def fetch_structures() -> Values:
+    with sessions() as both:
+        both.step(0)
+        for fetches in (
+            "loss:0",
+            ["loss:0", "predictions:0"],
+            ("loss:0", ["predictions:0", "train"]),
+            {"loss": "loss:0", "train": "train", "rows": ["predictions:0"]},
+            Pair("loss:0", "predictions:0"),
+            ["loss:0", "loss:0"],
+            [],
+            "x:0",
+        ):
+            actual, expected = both.run(fetches, 1)
+            tf.nest.assert_same_structure(expected, actual)
+            for got, wanted in zip(tf.nest.flatten(actual), tf.nest.flatten(expected), strict=True):
+                if wanted is None:
+                    assert got is None
+                else:
+                    assert type(got) is type(wanted), (fetches, type(got), type(wanted))
+                    assert_close(got, wanted, f"a fetch of {fetches}")
+        table = next(v for v in both.compiled.graph.get_collection("variables") if v.op.name == "table")
+        assert_close(both.compiled.run(table), session_values(both.plain.graph, both.plain)["table"], "table")
+        assert_close(both.compiled.run({"t": table})["t"], both.compiled.run(table.value()), "table")
+        return both.compare("at the end")
+
+
+def test_fetches_have_the_structure_types_and_values_of_one_device(cluster: Cluster):
+    same(cluster.run(fetch_structures))
+
+
+def fed_values() -> Values:
+    with sessions() as both:
+        for number, factor in enumerate((0.5, 2.0, np.float64(1.0))):
+            actual, expected = both.run(["loss:0", "train"], number, **{"factor:0": factor})
+            assert_close(actual[0], expected[0], "loss")
+        both.run(["train"], 3)
+        return both.compare("after fed learning rates")
+
+
+def test_a_scalar_may_be_fed_or_keep_its_default(cluster: Cluster):
+    same(cluster.run(fed_values))
+
+
+def evaluate_alone() -> Values:
+    with sessions() as both:
+        for number in range(4):
+            both.step(number)
+            if both.autodist.rank == number % both.autodist.num_workers:
+                actual, expected = both.run(["loss:0", "predictions:0"], number + 1)
+                assert_close(actual[0], expected[0], "loss")
+                assert_close(actual[1], expected[1], "predictions")
+            if both.autodist.is_chief:
+                both.compare("seen by the chief alone")
+        return both.compare("at the end")
+
+
+def test_one_worker_may_evaluate_by_itself(cluster: Cluster):
+    same(cluster.run(evaluate_alone))
+
+
+def callables() -> Values:
+    with sessions() as both:
+        graph = both.compiled.graph
+        feeds = [graph.get_tensor_by_name(name) for name in both.feeds]
+        train = both.compiled.make_callable([graph.get_tensor_by_name("loss:0"), "train"], feeds)
+        plain = both.plain.make_callable(["loss:0", "train"], both.feeds)
+        for batch in both.batches:
+            assert_close(train(*batch)[0], plain(*batch)[0], "loss")
+        rows = graph.get_tensor_by_name("predictions:0")
+        feed = dict(zip(feeds, both.batches[0], strict=True))
+        assert_close(rows.eval(feed, session=both.compiled), both.run("predictions:0")[1], "predictions")
+        with both.compiled.graph.as_default():
+            graph.get_operation_by_name("train").run(feed, session=both.compiled)
+        both.plain.run("train", dict(zip(both.feeds, both.batches[0], strict=True)))
+        return both.compare("at the end")
+
+
+def test_callables_eval_and_run_are_those_of_a_session(cluster: Cluster):
+    same(cluster.run(callables))
+
+
+def save_and_restore(directory: str) -> Values:
+    with sessions(lambda: tf.compat.v1.train.Saver(name="saver")) as both:
+        savers = {}
+        for session in (both.plain, both.compiled):
+            with session.graph.as_default():
+                definition = tf.compat.v1.train.SaverDef(
+                    filename_tensor_name="saver/Const:0",
+                    save_tensor_name="saver/control_dependency:0",
+                    restore_op_name="saver/restore_all",
+                )
+                savers[session] = tf.compat.v1.train.Saver(saver_def=definition)
+        both.step(0)
+        own = f"{directory}/{both.autodist.rank}"
+        paths = {session: savers[session].save(session, f"{own}-{i}") for i, session in enumerate(savers)}
+        for name, shape in tf.train.list_variables(paths[both.plain]):
+            wanted = tf.train.load_variable(paths[both.plain], name)
+            assert list(wanted.shape) == shape
+            assert_close(tf.train.load_variable(paths[both.compiled], name), wanted, f"'{name}' as saved")
+        both.step(1)
+        savers[both.compiled].restore(both.compiled, paths[both.plain])
+        savers[both.plain].restore(both.plain, paths[both.compiled])
+        both.step(2)
+        return both.compare("after a restore")
+
+
+def test_a_saver_saves_and_restores_through_the_session(cluster: Cluster, tmp_path: Path):
+    same(cluster.run(save_and_restore, directory=str(tmp_path)))
+
+
+def start_from_own_values() -> Values:
+    """Each worker sets other initial values; the chief's count."""
+    with AutoDist() as autodist:
+        results = []
+        for seed, compiled in ((1, False), (1 + autodist.rank, True)):
+            with tf.Graph().as_default() as graph:
+                if compiled:
+                    with autodist.scope():
+                        feeds, loss = _graph_that_is_set()
+                    session = autodist.create_distributed_session()
+                else:
+                    feeds, loss = _graph_that_is_set()
+                    session = tf.compat.v1.Session(graph=graph)
+                session.run("initialize")
+                values = initial_values("dense", seed)
+                session.run("set", {f"new_{name}:0": value for name, value in values.items()})
+                for batch in batches("dense"):
+                    result = session.run([loss, "train"], dict(zip(feeds, batch, strict=True)))
+                results.append((result[0], session_values(graph, session)))
+                session.close()
+        assert_close(results[1][0], results[0][0], "the last loss")
+        for name, wanted in results[0][1].items():
+            assert_close(results[1][1][name], wanted, f"variable '{name}'")
+        return results[1][1]
+
+
+def _graph_that_is_set() -> tuple[list[tf.Tensor], tf.Tensor]:
+    feeds = placeholders("dense")
+    weights = graph_weights("dense")
+    loss = squared_error(predict(weights, feeds[:-1]), feeds[-1])
+    tf.compat.v1.train.MomentumOptimizer(0.05, 0.9).minimize(loss, name="train")
+    sets = [w.assign(tf.compat.v1.placeholder(w.dtype, w.shape, name=f"new_{n}")) for n, w in weights.items()]
+    tf.group(sets, name="set")
+    tf.group(tf.compat.v1.global_variables_initializer(), name="initialize")
+    return feeds, loss
+
+
+def test_the_values_that_the_chief_set_are_those_that_are_trained(cluster: Cluster):
+    same(cluster.run(start_from_own_values))

@@ -24,11 +24,13 @@ class Analysis:
             gradients and replicated variables.
         stage: for each op, how many combined gradients follow one another on the way to it: 0 in the forward pass.
         depth: for each op, the number of ops on the longest way to it.
+        writes: for each variable's handle op, the ops that write the variable.
     """
 
     varying: frozenset[str]
     stage: dict[str, int]
     depth: dict[str, int]
+    writes: dict[str, tuple[str, ...]]
 
     def gradient_stage(self, gradient: Gradient) -> int:
         """The stage at which `gradient` is combined: 1, or more where it is computed from combined ones."""
@@ -54,7 +56,7 @@ def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
         stage[name] = max((stage[producer] for producer in before), default=0) + (name in combined)
         depth[name] = max((depth[producer] for producer in before), default=0) + 1
     varying = view.dataflow_descendants(sources, blocked=combined)
-    return Analysis(frozenset(varying), stage, depth)
+    return Analysis(frozenset(varying), stage, depth, view.writes)
 
 
 def require_replicated_writes(item: GraphItem, analysis: Analysis) -> None:

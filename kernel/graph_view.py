@@ -136,6 +136,14 @@ class GraphView:
         """The nodes whose op type is among `types`, in graph order."""
         return (node for node in self.graph.node if node.op in types)
 
+    def users(self, ops: Collection[str]) -> dict[str, list[str]]:
+        """For each of `ops`, the ops that read it or wait for it, in graph order; one scan, without the whole index."""
+        found: dict[str, list[str]] = {op: [] for op in ops}
+        for node in self.graph.node:
+            for op in {op_of(name) for name in node.input} & found.keys():
+                found[op].append(node.name)
+        return found
+
     def descendants(self, sources: Iterable[str], *, blocked: Collection[str] = ()) -> set[str]:
         """All ops reached from `sources` (included) without going through an op of `blocked`."""
         return self._reach(sources, self.digraph.succ, blocked)
@@ -147,6 +155,14 @@ class GraphView:
     def dataflow_descendants(self, sources: Iterable[str], *, blocked: Collection[str] = ()) -> set[str]:
         """As `descendants`, along data edges only."""
         return self._reach(sources, self._dataflow.succ, blocked)
+
+    def dataflow_ancestors(self, sinks: Iterable[str], *, blocked: Collection[str] = ()) -> set[str]:
+        """As `ancestors`, along data edges only."""
+        return self._reach(sinks, self._dataflow.pred, blocked)
+
+    def dataflow_consumers(self, ops: Iterable[str]) -> set[str]:
+        """The ops that read a result of one of `ops`."""
+        return {consumer for op in ops for consumer in self._dataflow.succ[op]}
 
     @cached_property
     def _dataflow(self) -> "nx.DiGraph[str]":

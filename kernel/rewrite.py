@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.verify import verify
-from autodist_py.proto.errors import AutoDistError, InvalidGraphError
+from autodist_py.proto.errors import InvalidGraphError
 
 
 class Pass(Protocol):
@@ -46,7 +46,7 @@ def run_passes(program: Program, passes: Sequence[Pass], observers: Sequence[Obs
                 raise InvalidGraphError("a pass must not edit the graph that it is given")
             before = before if result.graph is program.graph else _digest(result.graph)
             verify(result)
-        except AutoDistError as error:
+        except Exception as error:
             error.add_note(f"in pass '{step.name}', after {', '.join(done) or 'no other pass'}")
             raise
         for observer in observers:

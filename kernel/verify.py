@@ -52,7 +52,9 @@ def _producers(node: tf.compat.v1.NodeDef, index: Mapping[str, int]) -> list[int
         if controls_began and not is_control:
             raise InvalidGraphError(f"data input '{name}' comes after a control input: {format_node(node)}")
         controls_began = is_control
-        position = index.get(op_of(name))
+        position = index.get(name)
+        if position is None:
+            position = index.get(op_of(name))
         if position is None:
             raise InvalidGraphError(f"input '{name}' is no op of the graph: {format_node(node)}")
         producers.append(position)
@@ -60,7 +62,9 @@ def _producers(node: tf.compat.v1.NodeDef, index: Mapping[str, int]) -> list[int
 
 
 def _check_replicas(graph: tf.compat.v1.GraphDef, names: Sequence[str], producers: Sequence[Sequence[int]]) -> None:
-    replicas = [replica_of(name) for name in names]
+    scopes = [name.partition("/")[0] for name in names]
+    replica_of_scope = {scope: replica_of(f"{scope}/") for scope in set(scopes)}
+    replicas = [replica_of_scope[scope] for scope in scopes]
     for position, here in enumerate(replicas):
         if here is None:
             continue

@@ -35,5 +35,6 @@ class ClusterError(AutoDistError, RuntimeError):
 class WorkerFailedError(ClusterError):
     """A worker failed, and with it the run."""
 
+
 class SessionError(AutoDistError, ValueError):
     """A feed or fetch that a distributed session cannot serve."""

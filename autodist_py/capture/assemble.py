@@ -1,6 +1,6 @@
 """From a traced graph and what was recorded of it to a GraphItem: shared by all doors of capture."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,24 +70,30 @@ def _training(view: GraphView, traced: TracedGraph, recorded: Sequence[Gradient]
     writers = {writer for names in view.writes.values() for writer in names}
     ends = writers | {op_of(output.tensor) for output in traced.outputs}
     seams = {op_of(tensor): gradient for gradient in recorded for tensor in gradient.tensors}
+    read_by_seams = {op_of(name) for seam in seams for name in view.nodes[seam].input if not name.startswith("^")}
+    to_ends = view.dataflow_ancestors(ends, blocked=seams)
+    to_seams = view.dataflow_ancestors(read_by_seams, blocked=seams)
     training = []
     for gradient in recorded:
         own = {op_of(tensor) for tensor in gradient.tensors}
-        others = seams.keys() - own
-        reached = view.dataflow_descendants(own, blocked=others)
-        reaches_end = bool(reached & ends)
-        inner_to = sorted(
-            {seams[name].variable for name in others if any(op_of(i) in reached for i in _data_inputs(view, name))}
-        )
-        if reaches_end and inner_to:
+        readers = view.dataflow_consumers(own)
+        if not (own & ends or readers & to_ends):
+            continue
+        if own & read_by_seams or readers & to_seams:
             raise CaptureError(
                 f"the gradient of variable '{gradient.variable}' trains it (or is fetched), and the gradient of "
-                f"'{inner_to[0]}' is computed through it, as in MAML: combining it before its use would change the "
-                "outer gradient. Use tf.stop_gradient on one of the two, or train this step on one device"
+                f"'{_outer(view, own, seams)}' is computed through it, as in MAML: combining it before its use would "
+                "change the outer gradient. Use tf.stop_gradient on one of the two, or train this step on one device"
             )
-        if reaches_end:
-            training.append(gradient)
+        training.append(gradient)
     return tuple(training)
+
+
+def _outer(view: GraphView, own: Collection[str], seams: Mapping[str, Gradient]) -> str:
+    """A variable whose gradient is computed from the seams `own`."""
+    reached = view.dataflow_descendants(own, blocked=seams.keys() - own)
+    through = view.dataflow_consumers(reached) & (seams.keys() - own)
+    return min(seams[name].variable for name in through)
 
 
 def reject_idle_gradients(recorded: Sequence[Gradient], item: GraphItem) -> None:
@@ -102,10 +108,6 @@ def reject_idle_gradients(recorded: Sequence[Gradient], item: GraphItem) -> None
             f"the step computes gradients (of {names}), but none of them reaches a variable or a result, so nothing "
             "would train. Apply them in the step: optimizer.apply_gradients(zip(gradients, variables))"
         )
-
-
-def _data_inputs(view: GraphView, name: str) -> list[str]:
-    return [tensor for tensor in view.nodes[name].input if not tensor.startswith("^")]
 
 
 def unique_names(wanted: Sequence[str], taken: Iterable[str]) -> list[str]:

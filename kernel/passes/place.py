@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist_py.kernel.graph_view import TABLES, GraphView
+from autodist_py.kernel.names import on_replica
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.rewrite import Edits
 
@@ -22,13 +23,14 @@ class PlaceOps:
     def __call__(self, program: Program) -> Program:
         view = GraphView(program.graph)
         edits = Edits()
-        for handle, writers in view.writes.items():
+        for writers in program.analysis.writes.values():
             for writer in writers:
-                edits.set_device(writer, view.nodes[handle].device)
+                for position, replica in enumerate(program.place.local_replicas):
+                    edits.set_device(on_replica(position, writer), replica.device)
         resources = {source.name for source in program.item.inputs if source.dtype == "resource"}
         resources |= {node.name for node in view.of_type(TABLES)}
-        for resource in resources & view.nodes.keys():
-            for consumer in view.digraph.succ[resource]:
+        for consumers in view.users(resources).values() if resources else ():
+            for consumer in consumers:
                 edits.set_device(consumer, program.place.host)
         for node in program.graph.node:
             if not node.device:

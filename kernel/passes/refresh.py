@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
-from autodist_py.kernel.names import KERNEL_SCOPE, on_replica, replica_of
+from autodist_py.kernel.graph_view import GraphView
+from autodist_py.kernel.names import KERNEL_SCOPE, on_replica
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.rewrite import Edits
 
@@ -26,24 +26,25 @@ class Refresh:
     def __call__(self, program: Program) -> Program:
         if program.num_local_replicas == 1:
             return program
-        view = GraphView(program.graph)
         edits = Edits()
         first, *further = program.place.local_replicas
-        for node in view.of_type({VARIABLE_OP}):
-            if replica_of(node.name) != 0:
-                continue
-            variable = node.name.removeprefix(on_replica(0, ""))
-            read = _node("ReadVariableOp", f"{KERNEL_SCOPE}/Refresh/{variable}/read", first.device, node.attr["dtype"])
-            read.input.append(node.name)
+        variables = [variable for variable in program.analysis.writes if variable not in program.shared]
+        handles = {on_replica(position, name) for position, _ in enumerate(further, start=1) for name in variables}
+        view = GraphView(program.graph)
+        users = view.users(handles)
+        for variable in variables:
+            dtype = view.nodes[on_replica(0, variable)].attr["dtype"]
+            scope = f"{KERNEL_SCOPE}/Refresh/{variable}"
+            read = _node("ReadVariableOp", f"{scope}/read", first.device, dtype)
+            read.input.append(on_replica(0, variable))
             edits.add([read])
-            for writer in view.writes[node.name]:
-                edits.add_control(writer, read.name)
+            for writer in program.analysis.writes[variable]:
+                edits.add_control(on_replica(0, writer), read.name)
             for position, replica in enumerate(further, start=1):
                 handle = on_replica(position, variable)
-                name = f"{KERNEL_SCOPE}/Refresh/{variable}/assign_{position}"
-                assign = _node("AssignVariableOp", name, replica.device, node.attr["dtype"])
+                assign = _node("AssignVariableOp", f"{scope}/assign_{position}", replica.device, dtype)
                 assign.input.extend([handle, read.name])
-                for user in view.digraph.succ[handle]:
+                for user in users[handle]:
                     edits.add_control(user, assign.name)
                 edits.add([assign])
         return replace(program, graph=edits.apply(program.graph))

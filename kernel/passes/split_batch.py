@@ -9,7 +9,7 @@ from autodist_py.kernel.batch import batched_tensors
 from autodist_py.kernel.cross_device_ops.collective import Collectives
 from autodist_py.kernel.fragment import TensorSpec, trace
 from autodist_py.kernel.graph_view import GraphView
-from autodist_py.kernel.names import KERNEL_SCOPE, parse, replica_of
+from autodist_py.kernel.names import KERNEL_SCOPE, op_of, parse, replica_of
 from autodist_py.kernel.passes.launches import with_launches
 from autodist_py.kernel.program import Batch, Program
 from autodist_py.kernel.rewrite import Edits
@@ -42,8 +42,9 @@ class SplitBatch:
         edits = Edits()
         edits.add(split.nodes)
         view = GraphView(program.graph)
+        users = view.users({op_of(source.name) for source in sources})
         for source, source_parts in zip(sources, zip(*parts, strict=True), strict=True):
-            for consumer in view.digraph.succ[parse(source.name).op]:
+            for consumer in users[op_of(source.name)]:
                 position = replica_of(consumer)
                 if position is not None:
                     for spelling in {source.name, str(parse(source.name))}:

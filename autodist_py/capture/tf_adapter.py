@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
+from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.framework import func_graph as func_graph_module
 from tensorflow.python.ops import gradients_util
 from tensorflow.python.ops import resource_variable_ops as variable_ops
@@ -107,10 +108,24 @@ def inlined_functions(graph: Any) -> Iterator[None]:
         body = function.python_function
         if function._autograph:
             body = autograph_util.py_func_from_autograph(body, function._experimental_autograph_options)
-        return body(*args, **kwargs)
+        if tf.compat.v1.get_default_graph().building_function:
+            return body(*args, **kwargs)
+        return _in_program_order(body, args, kwargs)
 
     with patched(polymorphic_function.Function, "__call__", call):
         yield
+
+
+def _in_program_order(body: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Trace `body` into a plain graph; its results wait for all that it does, as those of a tf.function's one op do."""
+    with auto_control_deps.AutomaticControlDependencies() as control:
+
+        def result(value: Any) -> Any:
+            if isinstance(value, tf.Tensor) or is_variable(value):
+                return control.mark_as_return(tf.convert_to_tensor(value))
+            return value
+
+        return tf.nest.map_structure(result, body(*args, **kwargs), expand_composites=False)
 
 
 def unwrap_function(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:

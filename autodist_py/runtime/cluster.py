@@ -6,7 +6,7 @@ A process belongs to one cluster at most, as TensorFlow's server cannot be stopp
 
 import secrets
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
 from autodist_py.proto.resource_spec import ResourceSpec
@@ -118,6 +118,9 @@ def join_cluster(resources: ResourceSpec, settings: Settings, *, timeout: float 
 class SoloCluster:
     """A run of one worker: no server, no thread, nothing to wait for. It implements Cluster."""
 
+    _next_instance_key: ClassVar[int] = 1
+    """Of the process: TensorFlow remembers the shape of a key for the life of the process."""
+
     rank = 0
     num_workers = 1
     is_chief = True
@@ -126,8 +129,16 @@ class SoloCluster:
         self.run_id = secrets.token_hex(6)
         self.seed = secrets.randbits(31)
         self.step = 0
-        self.next_instance_key = 1
         self._cause: str | None = None
+
+    @property
+    def next_instance_key(self) -> int:
+        """See Cluster."""
+        return SoloCluster._next_instance_key
+
+    @next_instance_key.setter
+    def next_instance_key(self, key: int) -> None:
+        SoloCluster._next_instance_key = key
 
     def agree(self, key: str, value: bytes, *, timeout: float = AGREE_SECONDS) -> bytes:
         """See Cluster."""

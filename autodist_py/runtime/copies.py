@@ -1,6 +1,7 @@
 """Copies of the user's variables on a worker's further devices.
 
-They have no value of their own between steps: each step begins by assigning them the user's (the Refresh pass).
+They hold nothing between steps: each step begins by assigning them the user's values (the Refresh pass). They are made
+with a value of the right shape, because ops in loops' gradients read a variable's shape before anything is assigned.
 """
 
 import weakref
@@ -40,4 +41,7 @@ class Copies:
 
 def _copy(variable: tf.Variable, device: str) -> tf.Variable:
     with tf_adapter.eagerly(), tf.device(device):
-        return tf_adapter.uninitialized_variable("copy", variable.dtype, variable.shape, trainable=False)
+        if variable.dtype == tf.string:
+            return tf_adapter.uninitialized_variable("copy", variable.dtype, variable.shape, trainable=False)
+        unset = float("nan") if variable.dtype.is_floating else 0  # What would be read too early must show.
+        return tf.Variable(tf.cast(tf.fill(variable.shape, unset), variable.dtype), trainable=False)

@@ -1,4 +1,7 @@
-"""Real runs of two workers: real processes, gRPC and TensorFlow servers. Each run is a script of its own."""
+"""Real runs of two workers: real processes, gRPC and TensorFlow servers. Each run is a script of its own.
+
+Over 400 lines, as the scripts stand beside the tests that run them.
+"""
 
 import json
 import os

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from autodist_py.kernel.analysis import analyse, require_replicated_writes
 from autodist_py.kernel.device import Place, resolve
+from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.pipeline import CompiledProgram, compile
 from autodist_py.kernel.printer import format_graph
 from autodist_py.kernel.program import Options
@@ -266,7 +267,7 @@ def _ends_data(error: tf.errors.OpError) -> bool:
 def _item_text(item: GraphItem) -> str:
     """The item for a comparison: first what a person reads, then every detail; without the fingerprint."""
     graph = tf.compat.v1.GraphDef.FromString(item.graph_def)
-    return "\n".join([format_graph(graph), str(item).partition("\n")[2], str(graph)])
+    return "\n".join([format_graph(GraphView(graph)), str(item).partition("\n")[2], str(graph)])
 
 
 def _first_difference(theirs: str, ours: str) -> str:

@@ -16,7 +16,7 @@ from autodist_py.capture.function import (
     capture_function,
     step_signature,
 )
-from autodist_py.proto.errors import CaptureError
+from autodist_py.proto.errors import AutoDistError, CaptureError
 
 
 class Program(Protocol):
@@ -42,6 +42,11 @@ class Call:
     tensors: list[tf.Tensor]
     batched: tuple[bool, ...]
     structure: Any
+
+    @property
+    def has_other_sizes(self) -> bool:
+        """Whether an array argument is not batched: its first dimension has another size than the first one's."""
+        return any(t.shape.rank and not b for t, b in zip(self.tensors, self.batched, strict=True))
 
 
 class DistributedFunction:
@@ -90,12 +95,29 @@ class DistributedFunction:
         if entry is not None:
             program, result, _ = entry
             return result.pack(program.run(call.tensors))
-        program, result, _ = made = self._make(call)
-        values = program.run(call.tensors)
+        try:
+            program, result, _ = made = self._make(call)
+            values = program.run(call.tensors)
+        except AutoDistError:
+            raise
+        except (tf.errors.InvalidArgumentError, ValueError) as error:
+            if self._batched is None and call.has_other_sizes:
+                raise CaptureError(self._sizes_message(call, error)) from error
+            raise
         # Remembered only now: arguments that cannot be run together must not decide what the batch is.
         self._programs[call.key] = made
         self._batched_before.setdefault(call.kind, call.batched)
         return result.pack(values)
+
+    def _sizes_message(self, call: Call, error: Exception) -> str:
+        names = [name for _, name in self._slot_names(call.structure)]
+        described = ", ".join(f"{name} {tensor.shape}" for name, tensor in zip(names, call.tensors, strict=True))
+        return (
+            f"'{self.__name__}' failed for arguments with different first dimensions, {described}. Those of one size "
+            "with the first were shared out as the batch, others given to every replica whole; batched arguments must "
+            "have the same number of examples. If they are no batch, name those that are: "
+            f"autodist.function(batched=[...]). The failure: {str(error).splitlines()[0]}"
+        )
 
     def _in_order(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """The arguments in the order in which the function declares them, by position where that is possible."""

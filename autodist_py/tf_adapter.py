@@ -1,53 +1,115 @@
 """All that the executor and the variables' copies use of TensorFlow's private modules."""
 
-from collections.abc import Callable, Iterator, Sequence
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.client import pywrap_tf_session as c_api
 from tensorflow.python.client import session
-from tensorflow.python.eager import context
-from tensorflow.python.eager.polymorphic_function import concrete_function
+from tensorflow.python.eager import context, record
+from tensorflow.python.framework import c_api_util, importer
 from tensorflow.python.framework import func_graph as func_graph_module
 from tensorflow.python.ops import resource_variable_ops as variable_ops
 
 SessionInterface: type = session.SessionInterface
 """What `tf.compat.v1.train.Saver` takes for a session."""
 
-Body = Callable[[Sequence[tf.Tensor], Callable[[tf.Tensor], tf.Tensor]], tuple[list[tf.Tensor], list[tf.Operation]]]
+Runner = Callable[[Sequence[tf.Tensor]], list[Any]]
 
 
-def flat_function(name: str, specs: Sequence[tf.TensorSpec], body: Body) -> Callable[[Sequence[tf.Tensor]], list[Any]]:
+def traced_function(
+    name: str, specs: Sequence[tf.TensorSpec], body: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
+) -> Runner:
     """A TensorFlow function of flat tensors, without automatic control dependencies.
 
     Args:
         name: what the function is called in profiles.
         specs: the types of its inputs.
-        body: builds it: from the inputs, and a function that captures an eager tensor, to its outputs and to the ops
-            that must run beside them.
+        body: builds it, from the inputs to the outputs.
 
     Returns:
         A callable that runs the function eagerly on a list of tensors.
     """
-    must_run: list[tf.Operation] = []
     graph = func_graph_module.FuncGraph(name)
+    with graph.as_default():
+        inputs = _placeholders(specs)
+        outputs = body(inputs)
+    return _runner(graph, inputs, [tensor._as_tf_output() for tensor in outputs], [])
 
-    def build(*inputs: tf.Tensor) -> list[tf.Tensor]:
-        outputs, ops = body(inputs, graph.capture)
-        must_run.extend(ops)
-        return outputs
 
-    func_graph_module.func_graph_from_py_func(
-        name, build, list(specs), {}, func_graph=graph, add_control_dependencies=False
+def graph_function(
+    name: str,
+    definition: tf.compat.v1.GraphDef,
+    inputs: Sequence[tuple[str, tf.TensorSpec]],
+    captured: Mapping[str, tf.Tensor],
+    outputs: Sequence[str],
+    targets: Sequence[str],
+) -> Runner:
+    """A graph as a TensorFlow function, without automatic control dependencies.
+
+    `tf.import_graph_def` makes a Python object for every op, which costs five times as much as all the rest; here the
+    graph stays in TensorFlow's runtime.
+
+    Args:
+        name: what the function is called in profiles.
+        definition: the graph, without the ops that `inputs` and `captured` stand for.
+        inputs: the tensors of it that a call gives, by name (`op:0`), with their types.
+        captured: eager tensors that stand for others of its tensors.
+        outputs: the tensors whose values a call returns.
+        targets: the ops that must run beside.
+
+    Returns:
+        A callable that runs the function eagerly on a list of tensors.
+    """
+    graph = func_graph_module.FuncGraph(name)
+    with graph.as_default():
+        placeholders = _placeholders([spec for _, spec in inputs])
+        given = dict(zip((name for name, _ in inputs), placeholders, strict=True))
+        given |= {name: graph.capture(tensor) for name, tensor in captured.items()}
+    options = c_api_util.ScopedTFImportGraphDefOptions()
+    importer._PopulateTFImportGraphDefOptions(options.options, "", given, [*outputs, *targets], False)
+    buffer = c_api.TF_NewBufferFromString(definition.SerializeToString())
+    try:
+        with graph._c_graph.get() as c_graph:
+            results = c_api_util.ScopedTFImportGraphDefResults(
+                c_api.TF_GraphImportGraphDefWithResults(c_graph, buffer, options.options)
+            )
+    finally:
+        c_api.TF_DeleteBuffer(buffer)
+    return _runner(
+        graph,
+        placeholders,
+        c_api.TF_ImportGraphDefResultsReturnOutputs(results.results),
+        c_api.TF_ImportGraphDefResultsReturnOperations(results.results),
     )
-    graph.control_outputs.extend(must_run)
-    function = concrete_function.ConcreteFunction.from_func_graph(graph, None, {}, shared_func_graph=False)
-    captured = function.captured_inputs
-    call = function._call_flat
 
-    def run(inputs: Sequence[tf.Tensor]) -> list[Any]:
-        return tf.nest.flatten(call(list(inputs), captured))
 
+def _placeholders(specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
+    return [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
+
+
+def _runner(graph: Any, inputs: Sequence[tf.Tensor], outputs: Sequence[Any], targets: Sequence[Any]) -> Runner:
+    """Register all of `graph` as a function; `outputs` and `targets` are handles of the C API."""
+    name = f"{graph.name}_{uuid.uuid4().hex[:12]}"
+    captured = list(graph.external_captures)
+    arguments = [tensor._as_tf_output() for tensor in (*inputs, *graph.internal_captures)]
+    with graph._c_graph.get() as c_graph:
+        definition = c_api.TF_GraphToFunction_wrapper(
+            c_graph, name, False, None, arguments, list(outputs), [], list(targets), [], None, ""
+        )
+    runtime = context.context()
+    runtime.add_c_function(definition)
+    c_api.TF_DeleteFunction(definition)
+    encoded, count = name.encode(), len(outputs)
+
+    def run(tensors: Sequence[tf.Tensor]) -> list[Any]:
+        with record.stop_recording():
+            return runtime.call_function(encoded, [*tensors, *captured], count) or []
+
+    weakref.finalize(run, forget_functions, [name])
     return run
 
 

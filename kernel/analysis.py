@@ -20,6 +20,7 @@ class Analysis:
     """Facts about the captured graph, the same on every worker.
 
     Attributes:
+        captured: the graph.
         varying: ops whose results depend on a replica's own examples or random numbers, and not only on combined
             gradients and replicated variables.
         stage: for each op, how many combined gradients follow one another on the way to it: 0 in the forward pass.
@@ -27,6 +28,7 @@ class Analysis:
         writes: for each variable's handle op, the ops that write the variable.
     """
 
+    captured: GraphView
     varying: frozenset[str]
     stage: dict[str, int]
     depth: dict[str, int]
@@ -45,7 +47,7 @@ def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
     """The facts about `item`'s graph, whose workers are given the same ("global"), or each its own part ("local")."""
     view = GraphView(tf.compat.v1.GraphDef.FromString(item.graph_def))
     combined = {op_of(tensor) for gradient in item.gradients for tensor in gradient.tensors}
-    sources = {op_of(tensor.name) for tensor in batched_tensors(item)} | _random(view)
+    sources = {op_of(tensor.name) for tensor in batched_tensors(item, view)} | _random(view)
     if batch == "local":
         sources |= {source.name for source in item.inputs if source.kind == "feed"}
         sources |= {node.name for node in view.of_type(ITERATOR_NEXT)}
@@ -56,7 +58,7 @@ def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
         stage[name] = max((stage[producer] for producer in before), default=0) + (name in combined)
         depth[name] = max((depth[producer] for producer in before), default=0) + 1
     varying = view.dataflow_descendants(sources, blocked=combined)
-    return Analysis(frozenset(varying), stage, depth, view.writes)
+    return Analysis(view, frozenset(varying), stage, depth, view.writes)
 
 
 def require_replicated_writes(item: GraphItem, analysis: Analysis) -> None:
@@ -73,8 +75,8 @@ def require_replicated_writes(item: GraphItem, analysis: Analysis) -> None:
                     "examples, and not through a gradient (as batch-norm statistics and metrics are). This version "
                     "cannot combine such writes over replicas: move the write out of the step, or train on one device"
                 )
-    for node in tf.compat.v1.GraphDef.FromString(item.graph_def).node:
-        if node.op in WRITES_RESOURCE and node.name in analysis.varying:
+    for node in analysis.captured.of_type(WRITES_RESOURCE):
+        if node.name in analysis.varying:
             raise CaptureError(
                 f"'{node.name}' ({node.op}) writes a table or queue from a replica's own examples, so that it would "
                 "differ between workers; move it out of the step, or train on one device"
@@ -86,7 +88,7 @@ def _random(view: GraphView) -> set[str]:
     functions = calling(view, SEEDED_RANDOM | PYTHON_OPS)
     return {
         node.name
-        for node in view.graph.node
+        for node in view.nodes.values()
         if node.op in SEEDED_RANDOM | PYTHON_OPS or any(name in functions for _, name in functions_of(node))
     }
 

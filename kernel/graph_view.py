@@ -1,4 +1,4 @@
-"""A read-only index over a GraphDef, built once per pass: producers, consumers, reachability, writers of variables.
+"""A graph as passes see it, immutable and indexed: producers, consumers, reachability, writers of variables.
 
 It owns knowledge about op types (which read a variable, which are sources of batches, which are random): tables, never
 substrings of an op's name.
@@ -11,6 +11,7 @@ import networkx as nx
 import tensorflow as tf
 
 from autodist_py.kernel.names import op_of, parse
+from autodist_py.proto.errors import InvalidGraphError
 
 VARIABLE_OP = "VarHandleOp"
 
@@ -107,17 +108,69 @@ def rename_functions(node: tf.compat.v1.NodeDef, renamed: Mapping[str, str]) -> 
                 function.name = renamed.get(function.name, function.name)
 
 
+def _producers(node: tf.compat.v1.NodeDef) -> tuple[str, ...]:
+    return tuple([op_of(name) for name in node.input])
+
+
 class GraphView:
-    """The index. `graph` must not be edited while a view of it is in use."""
+    """A graph as passes see it: immutable, and indexed.
+
+    Graphs that passes make of one another share the ops (`NodeDef`s) that no pass touched, with what is known of them;
+    so a pass costs what it changes, and its verification too. Nobody may edit a `NodeDef` that is in a view.
+    """
 
     def __init__(self, graph: tf.compat.v1.GraphDef):
-        self.graph = graph
-        self.nodes = {node.name: node for node in graph.node}
+        """Index `graph`, which must not be edited while the view is in use.
+
+        Raises:
+            InvalidGraphError: two ops have the same name.
+        """
+        self.versions = graph.versions
+        self.functions: tuple[tf.compat.v1.NodeDef, ...] = tuple(graph.library.function)
+        self.nodes: dict[str, tf.compat.v1.NodeDef] = {}
+        self.producers: dict[str, tuple[str, ...]] = {}
+        """For each op, those that it reads or waits for: one for each input, whether it is in the graph or not."""
+        self._insert(graph.node)
+
+    def made_of(self, nodes: Iterable[tf.compat.v1.NodeDef], functions: Iterable[tf.compat.v1.NodeDef]) -> "GraphView":
+        """A new graph of other `nodes`, with this one's library and more `functions`."""
+        result = GraphView(tf.compat.v1.GraphDef(versions=self.versions))
+        result.functions = (*self.functions, *functions)
+        result._insert(nodes)
+        return result
+
+    def changed(
+        self, *, added: Iterable[tf.compat.v1.NodeDef], replaced: Iterable[tf.compat.v1.NodeDef]
+    ) -> "GraphView":
+        """A new graph: this one with `added` ops, and others in the place of those that are `replaced`."""
+        result = self.made_of((), ())
+        result.nodes, result.producers = dict(self.nodes), dict(self.producers)
+        result._insert(added)
+        for node in replaced:
+            result.nodes[node.name], result.producers[node.name] = node, _producers(node)
+        return result
+
+    def _insert(self, nodes: Iterable[tf.compat.v1.NodeDef]) -> None:
+        for node in nodes:
+            name = node.name
+            if self.nodes.setdefault(name, node) is not node:
+                raise InvalidGraphError(f"two ops have the name '{name}': {self.nodes[name].op} and {node.op}")
+            self.producers[name] = _producers(node)
+
+    def graph_def(self) -> tf.compat.v1.GraphDef:
+        """The graph as TensorFlow's message, a copy."""
+        graph = tf.compat.v1.GraphDef(versions=self.versions, node=self.nodes.values())
+        graph.library.function.extend(self.functions)
+        return graph
+
+    def is_within(self, other: "GraphView") -> bool:
+        """Whether `other` has all names of ops and functions that this graph has."""
+        return self.nodes.keys() <= other.nodes.keys() and self.library.keys() <= other.library.keys()
 
     @cached_property
     def library(self) -> dict[str, tf.compat.v1.NodeDef]:
         """Library functions by name."""
-        return {function.signature.name: function for function in self.graph.library.function}
+        return {function.signature.name: function for function in self.functions}
 
     @cached_property
     def digraph(self) -> "nx.DiGraph[str]":
@@ -126,34 +179,31 @@ class GraphView:
         digraph.add_nodes_from(self.nodes)
         digraph.add_edges_from(
             (producer, name)
-            for name, node in self.nodes.items()
-            for producer in map(op_of, node.input)
+            for name, producers in self.producers.items()
+            for producer in producers
             if producer in self.nodes and self.nodes[producer].op not in BACK_EDGE
         )
         return digraph
 
     def of_type(self, types: Collection[str]) -> Iterator[tf.compat.v1.NodeDef]:
         """The nodes whose op type is among `types`, in graph order."""
-        return (node for node in self.graph.node if node.op in types)
+        return (node for node in self.nodes.values() if node.op in types)
 
     def users(self, ops: Collection[str]) -> dict[str, list[str]]:
         """For each of `ops`, the ops that read it or wait for it, in graph order; one scan, without the whole index."""
         found: dict[str, list[str]] = {op: [] for op in ops}
-        for node in self.graph.node:
-            for op in {op_of(name) for name in node.input} & found.keys():
-                found[op].append(node.name)
+        for name, producers in self.producers.items():
+            for producer in producers:
+                if producer in found and found[producer][-1:] != [name]:
+                    found[producer].append(name)
         return found
-
-    def descendants(self, sources: Iterable[str], *, blocked: Collection[str] = ()) -> set[str]:
-        """All ops reached from `sources` (included) without going through an op of `blocked`."""
-        return self._reach(sources, self.digraph.succ, blocked)
 
     def ancestors(self, sinks: Iterable[str], *, blocked: Collection[str] = ()) -> set[str]:
         """All ops that reach `sinks` (included) without going through an op of `blocked`."""
-        return self._reach(sinks, self.digraph.pred, blocked)
+        return self._reach(sinks, self.producers, blocked)
 
     def dataflow_descendants(self, sources: Iterable[str], *, blocked: Collection[str] = ()) -> set[str]:
-        """As `descendants`, along data edges only."""
+        """All ops reached from `sources` (included) along data edges, without going through an op of `blocked`."""
         return self._reach(sources, self._dataflow.succ, blocked)
 
     def dataflow_ancestors(self, sinks: Iterable[str], *, blocked: Collection[str] = ()) -> set[str]:
@@ -188,16 +238,11 @@ class GraphView:
         return seen
 
     @cached_property
-    def order(self) -> dict[str, int]:
-        """Each op's position in one topological order that depends on the graph alone."""
-        return {name: position for position, name in enumerate(nx.lexicographical_topological_sort(self.digraph))}
-
-    @cached_property
     def writes(self) -> dict[str, tuple[str, ...]]:
         """Variable handle op -> the ops that write the variable, in graph order."""
         writers: dict[str, list[str]] = {node.name: [] for node in self.of_type({VARIABLE_OP})}
         handles = {name: name for name in writers}
-        for node in self.graph.node:
+        for node in self.nodes.values():
             for position, tensor in enumerate(parse(name) for name in node.input):
                 handle = None if tensor.is_control else handles.get(tensor.op)
                 if handle is None:

@@ -5,11 +5,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import tensorflow as tf
-
 from autodist_py.kernel.analysis import analyse, require_replicated_writes
 from autodist_py.kernel.device import Place
-from autodist_py.kernel.graph_view import VARIABLE_OP
+from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
 from autodist_py.kernel.names import on_replica
 from autodist_py.kernel.passes.fetch import Fetch
 from autodist_py.kernel.passes.order import Order
@@ -60,7 +58,7 @@ class CompiledProgram:
 
     item: GraphItem
     place: Place
-    graph: tf.compat.v1.GraphDef
+    graph: GraphView
     fetches: tuple[str, ...]
     run_ops: tuple[str, ...]
     variables: tuple[BoundVariable, ...]
@@ -70,13 +68,14 @@ class CompiledProgram:
 
 def start(item: GraphItem, strategy: Strategy, place: Place, options: Options) -> Program:
     """The program before its first pass: the captured graph as it is."""
+    analysis = analyse(item, batch=options.batch)
     return Program(
         item=item,
-        analysis=analyse(item, batch=options.batch),
+        analysis=analysis,
         strategy=strategy,
         place=place,
         options=options,
-        graph=tf.compat.v1.GraphDef.FromString(item.graph_def),
+        graph=analysis.captured,
         fetches=tuple(output.tensor for output in item.outputs),
         run_ops=item.run_ops,
         next_instance_key=options.first_instance_key,
@@ -115,7 +114,7 @@ def compile(
         if not first.is_single:
             require_replicated_writes(item, first.analysis)
         program = run_passes(first, PASSES, observers)
-    handles = [node.name for node in tf.compat.v1.GraphDef.FromString(item.graph_def).node if node.op == VARIABLE_OP]
+    handles = [node.name for node in first.analysis.captured.of_type({VARIABLE_OP})]
     return CompiledProgram(
         item=item,
         place=place,

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from autodist_py.kernel.graph_view import functions_of
+from autodist_py.kernel.graph_view import GraphView, functions_of
 from autodist_py.kernel.names import op_of, parse
 from autodist_py.kernel.program import Program
 
@@ -20,9 +20,9 @@ def format_node(node: tf.compat.v1.NodeDef) -> str:
     return f"{node.name} = {node.op}({inputs}){attributes}{device}"
 
 
-def format_graph(graph: tf.compat.v1.GraphDef) -> str:
+def format_graph(graph: GraphView) -> str:
     """Every op on a line, producers before consumers where the graph allows it, else in graph order."""
-    nodes = {node.name: node for node in graph.node}
+    nodes = graph.nodes
     printed: dict[str, None] = {}
     for name in nodes:
         pending = [name]

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import tensorflow as tf
-
 from autodist_py.kernel.analysis import Analysis
 from autodist_py.kernel.device import Place
+from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import on_replica, op_of
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.strategy import Strategy
@@ -82,7 +81,7 @@ class Program:
     strategy: Strategy
     place: Place
     options: Options
-    graph: tf.compat.v1.GraphDef
+    graph: GraphView
     fetches: tuple[str, ...]
     run_ops: tuple[str, ...]
     shared: frozenset[str] = frozenset()

@@ -10,114 +10,121 @@
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator
 
 import networkx as nx
 import tensorflow as tf
 
 from autodist_py.kernel.graph_view import BACK_EDGE, GraphView, functions_of, has_function_attribute
-from autodist_py.kernel.names import op_of, replica_of
+from autodist_py.kernel.names import REPLICA_SCOPE, op_of, replica_of
 from autodist_py.kernel.printer import format_node
 from autodist_py.kernel.program import Launch, Program
 from autodist_py.proto.errors import InvalidGraphError
 
 
-def verify(program: Program) -> None:
+def verify(program: Program, before: Program | None = None) -> None:
     """Check the invariants above.
+
+    Args:
+        program: what to check.
+        before: a program for which they hold; what it shares with `program` is not looked at again.
 
     Raises:
         InvalidGraphError: the first one that does not hold, with the op and what stands around it.
     """
-    index: dict[str, int] = {}
-    for position, node in enumerate(program.graph.node):
-        if index.setdefault(node.name, position) != position:
-            raise InvalidGraphError(f"two ops have the name '{node.name}': {format_node(node)}")
-    producers = [_producers(node, index) for node in program.graph.node]
-    _check_replicas(program.graph, list(index), producers)
-    _check_calls(program.graph)
-    _check_acyclic(program.graph, producers)
+    graph = program.graph
+    if before is not None and not before.graph.is_within(graph):
+        before = None
+    nodes = {} if before is None else before.graph.nodes
+    changed = [node for name, node in graph.nodes.items() if nodes.get(name) is not node]
+    _check_inputs(graph, changed)
+    _check_replicas(graph, changed)
+    _check_calls(graph, changed)
+    if before is None or any(
+        graph.producers[node.name] != before.graph.producers.get(node.name, ()) for node in changed
+    ):
+        _check_acyclic(graph)
     for name in (*program.fetches, *program.run_ops):
-        if op_of(name) not in index:
+        if op_of(name) not in graph.nodes:
             raise InvalidGraphError(f"'{name}' is to be fetched or run, but no op of the graph makes it")
     if program.ordered:
-        _check_order(program.graph, index, program.launches)
+        _check_order(graph, program.launches)
 
 
-def _producers(node: tf.compat.v1.NodeDef, index: Mapping[str, int]) -> list[int]:
-    """The positions of the ops that `node` waits for."""
-    controls_began = False
-    producers = []
-    for name in node.input:
-        is_control = name[0] == "^"
-        if controls_began and not is_control:
-            raise InvalidGraphError(f"data input '{name}' comes after a control input: {format_node(node)}")
-        controls_began = is_control
-        position = index.get(name)
-        if position is None:
-            position = index.get(op_of(name))
-        if position is None:
-            raise InvalidGraphError(f"input '{name}' is no op of the graph: {format_node(node)}")
-        producers.append(position)
-    return producers
+def _check_inputs(graph: GraphView, changed: Iterable[tf.compat.v1.NodeDef]) -> None:
+    for node in changed:
+        controls_began = False
+        for name in node.input:
+            if name[0] == "^":
+                controls_began = True
+            elif controls_began:
+                raise InvalidGraphError(f"data input '{name}' comes after a control input: {format_node(node)}")
+        for producer in graph.producers[node.name]:
+            if producer not in graph.nodes:
+                raise InvalidGraphError(f"input '{producer}' is no op of the graph: {format_node(node)}")
 
 
-def _check_replicas(graph: tf.compat.v1.GraphDef, names: Sequence[str], producers: Sequence[Sequence[int]]) -> None:
-    scopes = [name.partition("/")[0] for name in names]
-    replica_of_scope = {scope: replica_of(f"{scope}/") for scope in set(scopes)}
-    replicas = [replica_of_scope[scope] for scope in scopes]
-    for position, here in enumerate(replicas):
-        if here is None:
+def _check_replicas(graph: GraphView, changed: Iterable[tf.compat.v1.NodeDef]) -> None:
+    for node in changed:
+        name = node.name
+        if not name.startswith(REPLICA_SCOPE):
             continue
-        for producer in producers[position]:
-            if replicas[producer] != here and replicas[producer] is not None:
-                around = neighbourhood(GraphView(graph), graph.node[position])
-                raise InvalidGraphError(f"an op of replica {here} reads replica {replicas[producer]}:\n{around}")
+        scope = name[: name.index("/") + 1]
+        for producer in graph.producers[name]:
+            if not producer.startswith(scope) and producer.startswith(REPLICA_SCOPE):
+                raise InvalidGraphError(
+                    f"an op of replica {replica_of(name)} reads replica {replica_of(producer)}:\n"
+                    + neighbourhood(graph, node)
+                )
 
 
-def _check_calls(graph: tf.compat.v1.GraphDef) -> None:
-    library = {function.signature.name for function in graph.library.function}
+def _check_calls(graph: GraphView, changed: Iterable[tf.compat.v1.NodeDef]) -> None:
     calls: dict[str, bool] = {}  # by op type, whose nodes have the same attributes
-    for node in graph.node:
+    for node in changed:
         if node.op not in calls:
             calls[node.op] = has_function_attribute(node)
         if not calls[node.op]:
             continue
         for attribute, function in functions_of(node):
-            if function not in library:
+            if function not in graph.library:
                 raise InvalidGraphError(
                     f"{attribute} names '{function}', which is not in the library: {format_node(node)}"
                 )
 
 
-def _check_acyclic(graph: tf.compat.v1.GraphDef, producers: Sequence[Sequence[int]]) -> None:
-    """Take away ops that wait for nothing until none is left; what cannot be taken away waits for itself."""
-    back_edges = {position for position, node in enumerate(graph.node) if node.op in BACK_EDGE}
-    waits = [0] * len(producers)
-    consumers: list[list[int]] = [[] for _ in producers]
-    for position, read in enumerate(producers):
-        for producer in read:
-            if producer not in back_edges:
-                waits[position] += 1
-                consumers[producer].append(position)
-    ready = [position for position, count in enumerate(waits) if not count]
-    taken = 0
-    while ready:
-        taken += 1
-        for consumer in consumers[ready.pop()]:
-            waits[consumer] -= 1
-            if not waits[consumer]:
-                ready.append(consumer)
-    if taken < len(producers):
-        view = GraphView(graph)
-        cycle = [edge[0] for edge in nx.find_cycle(view.digraph)]
-        listed = "\n".join(format_node(view.nodes[name]) for name in cycle)
-        raise InvalidGraphError(f"the graph has a cycle of {len(cycle)} ops:\n{listed}")
+def _check_acyclic(graph: GraphView) -> None:
+    """Walk from each op to all that it waits for; an op met again on its own way waits for itself."""
+    back_edges = {node.name for node in graph.of_type(BACK_EDGE)}
+    done: set[str] = set()
+    for end in graph.nodes:
+        pending = [end]
+        way: set[str] = set()
+        while pending:
+            name = pending[-1]
+            ahead = [producer for producer in graph.producers[name] if producer not in done]
+            if back_edges:
+                ahead = [producer for producer in ahead if producer not in back_edges]
+            if name in done or name in way or not ahead:
+                way.discard(name)
+                done.add(name)
+                pending.pop()
+            elif way.isdisjoint(ahead):
+                way.add(name)
+                pending += ahead
+            else:
+                raise InvalidGraphError(_cycle(graph))
 
 
-def _check_order(graph: tf.compat.v1.GraphDef, index: Mapping[str, int], launches: tuple[Launch, ...]) -> None:
+def _cycle(graph: GraphView) -> str:
+    cycle = [edge[0] for edge in nx.find_cycle(graph.digraph)]
+    listed = "\n".join(format_node(graph.nodes[name]) for name in cycle)
+    return f"the graph has a cycle of {len(cycle)} ops:\n{listed}"
+
+
+def _check_order(graph: GraphView, launches: Collection[Launch]) -> None:
     for earlier, later in itertools.pairwise(launches):
         for op in later.ops:
-            missing = {f"^{name}" for name in earlier.ops} - set(graph.node[index[op]].input)
+            missing = {f"^{name}" for name in earlier.ops} - set(graph.nodes[op].input)
             if missing:
                 raise InvalidGraphError(
                     f"collective '{op}' does not wait for {', '.join(sorted(missing))}: "

@@ -73,6 +73,26 @@ def test_batched_arguments_of_different_sizes_are_refused(autodist: AutoDist) ->
         step(np.ones([5, 2]), np.ones(4))
 
 
+def test_arguments_whose_sizes_differ_in_the_first_call_are_named(autodist: AutoDist) -> None:
+    @autodist.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_mean(x - y)
+
+    with pytest.raises(CaptureError, match=r"x \(5,\), y \(4,\).*same number of examples.*batched=") as caught:
+        step(np.ones(5), np.ones(4))
+    assert isinstance(caught.value.__cause__, tf.errors.InvalidArgumentError)
+    assert step(np.ones(5), np.ones(5)) == 0.0
+
+
+def test_a_failure_of_arguments_of_one_size_stays_what_it_is(autodist: AutoDist) -> None:
+    @autodist.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        return tf.debugging.check_numerics(x, "not finite")
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
+        step(np.array([1.0, np.nan]))
+
+
 def test_a_step_that_needs_a_static_batch_size_is_told_that_it_is_unknown(autodist: AutoDist) -> None:
     @autodist.function
     def step(x: tf.Tensor) -> tf.Tensor:

@@ -104,7 +104,7 @@ def a_failed_first_call_decides_nothing() -> None:
     model = Regression()
     with AutoDist() as autodist:
         step = autodist.function(lambda x, y: tf.reduce_mean(tf.linalg.matvec(x, model.weight) - y))
-        with pytest.raises(tf.errors.InvalidArgumentError):
+        with pytest.raises(CaptureError, match=r"x \(6, 3\), y \(4,\).*same number of examples"):
             step(X, Y[:4])
         assert_close(step(X, Y).numpy(), np.mean(X @ model.weight.numpy() - Y), "result")
 
@@ -178,6 +178,15 @@ def an_iterator_is_shared_out_and_ends_everywhere() -> None:
     train_alike(run)
 
 
+def an_iterator_without_an_unknown_batch_dimension_is_refused() -> None:
+    model = Regression()
+    examples = iter(tf.data.Dataset.from_tensor_slices((X, Y)).batch(4, drop_remainder=True))
+    with AutoDist() as autodist:
+        step = autodist.function(lambda: model.step(*next(examples)))
+        with pytest.raises(CaptureError, match=r"static shapes \(4, 3\), \(4,\).*without drop_remainder"):
+            step()
+
+
 def the_chief_may_evaluate_alone() -> None:
     model = Regression()
     with AutoDist() as autodist:
@@ -213,6 +222,7 @@ CASES = [
     tables_written_from_examples_are_refused,
     results_of_other_types_come_whole,
     an_iterator_is_shared_out_and_ends_everywhere,
+    an_iterator_without_an_unknown_batch_dimension_is_refused,
     the_chief_may_evaluate_alone,
     each_worker_by_itself_must_not_write_state_from_its_part,
 ]

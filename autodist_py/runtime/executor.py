@@ -2,13 +2,13 @@
 
 import uuid
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import tensorflow as tf
 
 from autodist_py import tf_adapter
-from autodist_py.kernel.graph_view import rename_functions
+from autodist_py.kernel.graph_view import GraphView, rename_functions
 from autodist_py.kernel.names import op_of, parse
 from autodist_py.kernel.pipeline import CompiledProgram
 
@@ -32,67 +32,60 @@ class Executor:
             state: for each of its "state" inputs, the tensor to use (tables, iterators, constants).
             name: what the step is called in profiles.
         """
-        self._feeds = [source for source in program.item.inputs if source.kind == "feed"]
-        graph = _own_functions(program.graph, suffix=uuid.uuid4().hex[:12])
+        feeds = [source for source in program.item.inputs if source.kind == "feed"]
+        given = {f"{op}:0": tensor for op, tensor in state.items()}
+        given |= {
+            f"{bound.op}:0": variables[bound.variable, bound.replica].handle
+            for bound in program.variables
+            if (bound.variable, bound.replica) in variables
+        }
+        stand_ins = given.keys() | {f"{source.name}:0" for source in feeds}
+        graph = _without(program.graph, {op_of(name) for name in stand_ins})
+        _own_functions(graph, suffix=uuid.uuid4().hex[:12])
         names = tf_adapter.register_functions(graph.library)
         weakref.finalize(self, tf_adapter.forget_functions, names)
-
-        def body(inputs: Sequence[tf.Tensor], capture: Any) -> tuple[list[tf.Tensor], list[tf.Operation]]:
-            given = {f"{source.name}:0": tensor for source, tensor in zip(self._feeds, inputs, strict=True)}
-            given |= {f"{op}:0": capture(tensor) for op, tensor in state.items()}
-            given |= {
-                f"{bound.op}:0": capture(variables[bound.variable, bound.replica].handle)
-                for bound in program.variables
-                if (bound.variable, bound.replica) in variables
-            }
-            return _import(program, graph, given)
-
-        specs = [tf.TensorSpec(source.shape, tf.as_dtype(source.dtype)) for source in self._feeds]
-        self._run = tf_adapter.flat_function(name, specs, body)
+        self._run = tf_adapter.graph_function(
+            name,
+            graph,
+            [(f"{s.name}:0", tf.TensorSpec(s.shape, tf.as_dtype(s.dtype))) for s in feeds],
+            given,
+            [f"{parse(fetch).op}:{parse(fetch).output}" for fetch in program.fetches],
+            program.run_ops,
+        )
 
     def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
         """One step: a value for each of the item's outputs, from a tensor for each of its inputs of kind "feed"."""
         return self._run(feeds)
 
 
-def _import(
-    program: CompiledProgram, source: tf.compat.v1.GraphDef, given: Mapping[str, tf.Tensor]
-) -> tuple[list[tf.Tensor], list[tf.Operation]]:
-    bound = {op_of(name) for name in given}
-    graph = tf.compat.v1.GraphDef(versions=source.versions, library=source.library)
-    used: set[str] = set()
-    for node in source.node:
-        if node.name in bound:
-            continue
-        graph.node.append(node)
-        used.update(op_of(name) for name in node.input)
-        if any(name.startswith("^") and op_of(name) in bound for name in node.input):
-            kept = [name for name in node.input if not (name.startswith("^") and op_of(name) in bound)]
-            graph.node[-1].ClearField("input")
-            graph.node[-1].input.extend(kept)
-    fetches = [f"{parse(name).op}:{parse(name).output}" for name in program.fetches]
-    fetched = [name for name in fetches if name not in given]
-    elements = tf.import_graph_def(
-        graph,
-        input_map={name: tensor for name, tensor in given.items() if op_of(name) in used},
-        return_elements=[*fetched, *program.run_ops],
-        name="",
-    )
-    tensors = dict(zip(fetched, elements, strict=False)) | dict(given)
-    return [tensors[name] for name in fetches], elements[len(fetched) :]
+def _without(source: GraphView, ops: Set[str]) -> tf.compat.v1.GraphDef:
+    """The graph without `ops`, and without waiting for them; what reads them still names them."""
+    kept = [_not_waiting(node, ops) for name, node in source.nodes.items() if name not in ops]
+    graph = tf.compat.v1.GraphDef(versions=source.versions, node=kept)
+    graph.library.function.extend(source.functions)
+    return graph
 
 
-def _own_functions(graph: tf.compat.v1.GraphDef, *, suffix: str) -> tf.compat.v1.GraphDef:
-    """`graph` with library functions under names that no other program has: TensorFlow registers them by name."""
+def _not_waiting(node: tf.compat.v1.NodeDef, ops: Set[str]) -> tf.compat.v1.NodeDef:
+    """`node`, or a copy of it that does not wait for any of `ops`."""
+    gone = [name for name in node.input if name[0] == "^" and name[1:] in ops]
+    if not gone:
+        return node
+    copy = tf.compat.v1.NodeDef()
+    copy.CopyFrom(node)
+    for name in gone:
+        copy.input.remove(name)
+    return copy
+
+
+def _own_functions(graph: tf.compat.v1.GraphDef, *, suffix: str) -> None:
+    """Rename library functions to what no other program has: TensorFlow registers them by name."""
     renamed = {function.signature.name: f"{function.signature.name}_{suffix}" for function in graph.library.function}
     if not renamed:
-        return graph
-    result = tf.compat.v1.GraphDef()
-    result.CopyFrom(graph)
-    for function in result.library.function:
+        return
+    for function in graph.library.function:
         function.signature.name = renamed[function.signature.name]
         for node in function.node_def:
             rename_functions(node, renamed)
-    for node in result.node:
+    for node in graph.node:
         rename_functions(node, renamed)
-    return result

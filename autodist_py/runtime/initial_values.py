@@ -28,13 +28,13 @@ def broadcast(variables: Mapping[str, tf.Variable], cluster: Cluster) -> None:
 def _by_collective(variable: tf.Variable, place: Place, cluster: Cluster) -> None:
     collectives = Collectives(place, cluster.next_instance_key)
 
-    def body(inputs: Sequence[tf.Tensor], _capture: object) -> tuple[list[tf.Tensor], list[tf.Operation]]:
+    def body(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         own = inputs[0] if cluster.is_chief else tf.zeros_like(inputs[0])
         with tf.device(place.host):
-            return [collectives.sum_over_workers(own)], []
+            return [collectives.sum_over_workers(own)]
 
     value = variable.read_value()
-    total = tf_adapter.flat_function("initial_value", [tf.TensorSpec(value.shape, value.dtype)], body)([value])
+    total = tf_adapter.traced_function("initial_value", [tf.TensorSpec(value.shape, value.dtype)], body)([value])
     cluster.next_instance_key = collectives.next_key
     variable.assign(total[0])
 

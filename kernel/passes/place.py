@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from autodist_py.kernel.graph_view import TABLES, GraphView
+from autodist_py.kernel.graph_view import TABLES
 from autodist_py.kernel.names import on_replica
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.rewrite import Edits
@@ -21,18 +21,20 @@ class PlaceOps:
     name: ClassVar[str] = "place"
 
     def __call__(self, program: Program) -> Program:
-        view = GraphView(program.graph)
+        view = program.graph
         edits = Edits()
         for writers in program.analysis.writes.values():
             for writer in writers:
                 for position, replica in enumerate(program.place.local_replicas):
-                    edits.set_device(on_replica(position, writer), replica.device)
+                    copy = on_replica(position, writer)
+                    if view.nodes[copy].device != replica.device:
+                        edits.set_device(copy, replica.device)
         resources = {source.name for source in program.item.inputs if source.dtype == "resource"}
         resources |= {node.name for node in view.of_type(TABLES)}
         for consumers in view.users(resources).values() if resources else ():
             for consumer in consumers:
                 edits.set_device(consumer, program.place.host)
-        for node in program.graph.node:
+        for node in view.nodes.values():
             if not node.device:
                 edits.set_device(node.name, program.place.host)
-        return replace(program, graph=edits.apply(program.graph))
+        return replace(program, graph=edits.apply(view))

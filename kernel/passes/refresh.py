@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import KERNEL_SCOPE, on_replica
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.rewrite import Edits
@@ -30,7 +29,7 @@ class Refresh:
         first, *further = program.place.local_replicas
         variables = [variable for variable in program.analysis.writes if variable not in program.shared]
         handles = {on_replica(position, name) for position, _ in enumerate(further, start=1) for name in variables}
-        view = GraphView(program.graph)
+        view = program.graph
         users = view.users(handles)
         for variable in variables:
             dtype = view.nodes[on_replica(0, variable)].attr["dtype"]
@@ -47,7 +46,7 @@ class Refresh:
                 for user in users[handle]:
                     edits.add_control(user, assign.name)
                 edits.add([assign])
-        return replace(program, graph=edits.apply(program.graph))
+        return replace(program, graph=edits.apply(view))
 
 
 def _node(op: str, name: str, device: str, dtype: tf.compat.v1.AttrValue) -> tf.compat.v1.NodeDef:

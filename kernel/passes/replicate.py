@@ -30,24 +30,19 @@ class Replicate:
     name: ClassVar[str] = "replicate"
 
     def __call__(self, program: Program) -> Program:
-        view = GraphView(program.graph)
+        view = program.graph
         shared = _shared(view)
         seeded = calling(view, SEEDED_RANDOM)
-        graph = tf.compat.v1.GraphDef(versions=program.graph.versions, library=program.graph.library)
-        for node in program.graph.node:
-            if node.name in shared:
-                graph.node.append(node)
-                graph.node[-1].device = node.device or program.place.host
-                graph.node[-1].attr.pop("_class", None)
+        nodes = [_once(view.nodes[name], program.place.host) for name in view.nodes if name in shared]
+        functions: list[tf.compat.v1.NodeDef] = []
         for position, replica in enumerate(program.place.local_replicas):
             renamed = {name: f"{name}_replica_{replica.index}" for name in seeded} if replica.index else {}
-            for node in program.graph.node:
-                if node.name not in shared:
-                    graph.node.append(node)
-                    _move(graph.node[-1], position, replica.device, shared)
-                    _own_stream(graph.node[-1], replica.index, renamed)
-            graph.library.function.extend(_own_functions(view, replica.index, renamed))
-        result = replace(program, graph=graph, shared=frozenset(shared))
+            for name, node in view.nodes.items():
+                if name not in shared:
+                    nodes.append(_moved(node, position, replica.device, shared))
+                    _own_stream(nodes[-1], replica.index, renamed)
+            functions += _own_functions(view, replica.index, renamed)
+        result = replace(program, graph=view.made_of(nodes, functions), shared=frozenset(shared))
         return replace(
             result,
             fetches=tuple(next(result.copies(name)) for name in program.fetches),
@@ -66,17 +61,29 @@ def _shared(view: GraphView) -> set[str]:
     return shared
 
 
-def _move(node: tf.compat.v1.NodeDef, position: int, device: str, shared: set[str]) -> None:
-    """Make `node` the copy of itself in local replica `position`."""
-    node.name = on_replica(position, node.name)
+def _once(original: tf.compat.v1.NodeDef, host: str) -> tf.compat.v1.NodeDef:
+    """A copy of `original` that stands once on this worker."""
+    node = tf.compat.v1.NodeDef()
+    node.CopyFrom(original)
+    node.device = node.device or host
     node.attr.pop("_class", None)
-    for index, name in enumerate(node.input):
+    return node
+
+
+def _moved(original: tf.compat.v1.NodeDef, position: int, device: str, shared: set[str]) -> tf.compat.v1.NodeDef:
+    """A copy of `original` in local replica `position`."""
+    node = tf.compat.v1.NodeDef()
+    node.CopyFrom(original)
+    node.name = on_replica(position, original.name)
+    node.attr.pop("_class", None)
+    for index, name in enumerate(original.input):
         if op_of(name) not in shared:
             node.input[index] = on_replica(position, name)
-    if "CPU" not in node.device.upper():
+    if "CPU" not in original.device.upper():
         node.device = device
     if "frame_name" in node.attr:
         node.attr["frame_name"].s = on_replica(position, node.attr["frame_name"].s.decode()).encode()
+    return node
 
 
 def _own_stream(node: tf.compat.v1.NodeDef, replica: int, renamed: dict[str, str]) -> None:

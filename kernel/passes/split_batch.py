@@ -5,10 +5,9 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist_py.kernel.batch import batched_tensors
+from autodist_py.kernel.batch import batched_tensors, require_batch
 from autodist_py.kernel.cross_device_ops.collective import Collectives
 from autodist_py.kernel.fragment import TensorSpec, trace
-from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import KERNEL_SCOPE, op_of, parse, replica_of
 from autodist_py.kernel.passes.launches import with_launches
 from autodist_py.kernel.program import Batch, Program
@@ -29,8 +28,11 @@ class SplitBatch:
     name: ClassVar[str] = "split-batch"
 
     def __call__(self, program: Program) -> Program:
-        sources = batched_tensors(program.item)
-        if program.is_single or not sources:
+        sources = batched_tensors(program.item, program.analysis.captured)
+        if program.is_single:
+            return program
+        require_batch(program.item, program.analysis.captured)
+        if not sources:
             return program
         collectives = Collectives(program.place, program.next_instance_key)
         split = trace(
@@ -41,8 +43,7 @@ class SplitBatch:
         parts, rows, total = split.outputs
         edits = Edits()
         edits.add(split.nodes)
-        view = GraphView(program.graph)
-        users = view.users({op_of(source.name) for source in sources})
+        users = program.graph.users({op_of(source.name) for source in sources})
         for source, source_parts in zip(sources, zip(*parts, strict=True), strict=True):
             for consumer in users[op_of(source.name)]:
                 position = replica_of(consumer)

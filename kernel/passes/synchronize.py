@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist_py.kernel.cross_device_ops.collective import Collectives
-from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import on_replica, op_of
 from autodist_py.kernel.passes.launches import with_launches
 from autodist_py.kernel.program import Program
@@ -27,7 +26,7 @@ class Synchronize:
     def __call__(self, program: Program) -> Program:
         if program.is_single:
             return program
-        view = GraphView(program.graph)
+        view = program.graph
         edits = Edits()
         for group in all_reduce.groups(program):
             collectives = Collectives(program.place, program.next_instance_key)
@@ -38,4 +37,4 @@ class Synchronize:
                     for seam, tensor in zip(gradient.tensors, tensors, strict=True):
                         edits.set_input(on_replica(replica, op_of(seam)), 0, tensor)
             program = with_launches(program, collectives, rank=group.rank(program), what=str(group))
-        return replace(program, graph=edits.apply(program.graph))
+        return replace(program, graph=edits.apply(view))

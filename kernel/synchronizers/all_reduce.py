@@ -61,7 +61,7 @@ class Group:
 def groups(program: Program) -> Iterator[Group]:
     """The gradients of `program` that are synchronized by AllReduce, as they are reduced together."""
     dense: dict[tuple[AllReduceSynchronizer, int, tf.DType], list[Gradient]] = {}
-    graph = GraphView(tf.compat.v1.GraphDef.FromString(program.item.graph_def))
+    graph = program.analysis.captured
     for gradient in program.item.gradients:
         raw = {op_of(graph.nodes[op_of(tensor)].input[0]) for tensor in gradient.tensors}
         if not raw & program.analysis.varying:
@@ -163,14 +163,19 @@ def _reduce_dense(
 def _pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     if len(tensors) == 1:
         return tensors[0]
-    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
+    flat = tf.constant([-1])
+    return tf.concat([tensor if tensor.shape.rank == 1 else tf.reshape(tensor, flat) for tensor in tensors], axis=0)
 
 
 def _unpack(buffer: tf.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[tf.Tensor]:
     if len(shapes) == 1:
         return [buffer]
-    sizes = [tf.TensorShape(shape).num_elements() for shape in shapes]
-    return [tf.reshape(part, shape) for part, shape in zip(tf.split(buffer, sizes), shapes, strict=True)]
+    distinct = {shape: tf.constant(shape, tf.int32) for shape in dict.fromkeys(shapes) if len(shape) != 1}
+    parts = tf.split(buffer, [tf.TensorShape(shape).num_elements() for shape in shapes])
+    return [
+        tf.reshape(part, distinct[shape]) if shape in distinct else part
+        for part, shape in zip(parts, shapes, strict=True)
+    ]
 
 
 def _reduce_sparse(

@@ -140,7 +140,7 @@ def item_bytes(item: GraphItem) -> bytes:
 def compiled_bytes(item: GraphItem) -> bytes:
     program = compile(item, all_reduce(item), TWO_WORKERS)
     facts = repr((program.fetches, program.run_ops, program.variables, program.launches))
-    return program.graph.SerializeToString(deterministic=True) + facts.encode()
+    return program.graph.graph_def().SerializeToString(deterministic=True) + facts.encode()
 
 
 def unrelated_tracing() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py.kernel.device import Place, Replica
+from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.pipeline import PASSES, compile, start
 from autodist_py.kernel.program import Options, Program
 from autodist_py.kernel.rewrite import run_passes
@@ -166,9 +167,9 @@ def session(graph: tf.Graph) -> tf.compat.v1.Session:
     return tf.compat.v1.Session(graph=graph, config=tf.compat.v1.ConfigProto(device_count={"CPU": 8}, **threads))
 
 
-def import_graph(definition: tf.compat.v1.GraphDef) -> tf.Graph:
+def import_graph(definition: GraphView) -> tf.Graph:
     with tf.Graph().as_default() as graph:
-        tf.import_graph_def(definition, name="")
+        tf.import_graph_def(definition.graph_def(), name="")
     return graph
 
 
@@ -233,7 +234,9 @@ def program_of(graph: tf.compat.v1.GraphDef, where: Place, **facts: Any) -> Prog
     return started(item, where)
 
 
-def node(graph: tf.compat.v1.GraphDef, name: str) -> tf.compat.v1.NodeDef:
-    """The op of that name, of which there is one."""
+def node(graph: tf.compat.v1.GraphDef | GraphView, name: str) -> tf.compat.v1.NodeDef:
+    """The op of that name; one of a GraphDef may be edited."""
+    if isinstance(graph, GraphView):
+        return graph.nodes[name]
     (found,) = (each for each in graph.node if each.name == name)
     return found

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from autodist_py.kernel.fragment import TensorSpec, trace
+from autodist_py.kernel.graph_view import GraphView
 from autodist_py.proto.errors import InvalidGraphError
 from tests.kernel import programs
 
@@ -63,6 +64,6 @@ def test_a_spliced_fragment_computes_what_the_function_does():
     fragment = trace(lambda a, b: a * b, [A, B], scope="S")
     definition = graph.as_graph_def()
     definition.node.extend(fragment.nodes)
-    joined = programs.import_graph(definition)
+    joined = programs.import_graph(GraphView(definition))
     with programs.session(joined) as running:
         assert running.run(joined.get_tensor_by_name(f"{fragment.outputs}:0")).tolist() == [30.0, 80.0]

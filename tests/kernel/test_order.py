@@ -5,7 +5,6 @@ from itertools import pairwise
 import pytest
 import tensorflow as tf
 
-from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import op_of
 from autodist_py.proto.graph_item import GraphItem
 from tests.kernel import programs
@@ -16,7 +15,7 @@ INSTANCE_KEY = 3
 
 def key(program, launch):
     """The instance key, which is a constant, or a constant plus what depends on the sizes; the same for all its ops."""
-    nodes = {node.name: node for node in program.graph.node}
+    nodes = {node.name: node for node in program.graph.nodes.values()}
     made = [nodes[op_of(nodes[op].input[INSTANCE_KEY])] for op in launch.ops]
     constants = [
         constant
@@ -65,7 +64,7 @@ def test_each_collective_waits_for_all_ops_of_the_one_before():
     item = ITEMS["sparse"]
     program = programs.after("order", item, programs.place(2, 2), programs.all_reduce(item, spec="RING"))
     assert program.ordered
-    view = GraphView(program.graph)
+    view = program.graph
     assert max(len(launch.ops) for launch in program.launches) == 2
     for earlier, later in pairwise(program.launches):
         for op in later.ops:
@@ -74,8 +73,8 @@ def test_each_collective_waits_for_all_ops_of_the_one_before():
 
 def test_every_op_has_a_device_and_an_update_that_of_its_variable():
     program = programs.after("place", ITEMS["sparse"], programs.place(2))
-    assert all(node.device for node in program.graph.node)
-    view = GraphView(program.graph)
+    assert all(node.device for node in program.graph.nodes.values())
+    view = program.graph
     for handle, writers in view.writes.items():
         assert writers
         assert {view.nodes[writer].device for writer in writers} == {view.nodes[handle].device}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist_py.kernel.graph_view import functions_of
+from autodist_py.kernel.graph_view import GraphView, functions_of
 from autodist_py.kernel.names import on_replica, op_of, replica_of
 from autodist_py.kernel.pipeline import PASSES
 from autodist_py.kernel.rewrite import run_passes
@@ -23,10 +23,10 @@ def replica_1_of(graph, **facts):
 
 def test_every_op_stands_on_each_replicas_device_and_reads_its_own_replica():
     graph = replica_1_of(parsed("a = Const()", "b = AddV2(a, a:1, ^a)"))
-    assert [each.name for each in graph.node] == [on_replica(i, name) for i in (0, 1) for name in ("a", "b")]
+    assert [each.name for each in graph.nodes.values()] == [on_replica(i, name) for i in (0, 1) for name in ("a", "b")]
     there = node(graph, "AutoDist-Replica-1/b")
     assert list(there.input) == ["AutoDist-Replica-1/a", "AutoDist-Replica-1/a:1", "^AutoDist-Replica-1/a"]
-    assert [each.device for each in graph.node] == ["/device:CPU:0"] * 2 + ["/device:CPU:1"] * 2
+    assert [each.device for each in graph.nodes.values()] == ["/device:CPU:0"] * 2 + ["/device:CPU:1"] * 2
 
 
 def test_an_op_that_the_user_put_on_a_cpu_stays_there_and_any_other_device_is_the_replicas():
@@ -37,14 +37,14 @@ def test_an_op_that_the_user_put_on_a_cpu_stays_there_and_any_other_device_is_th
 
 def test_a_worker_numbers_its_copies_by_local_position():
     program = replicated(parsed("a = Const()"), programs.place(2, 1, worker=1))
-    assert [each.name for each in program.graph.node] == ["AutoDist-Replica-0/a"]
+    assert [each.name for each in program.graph.nodes.values()] == ["AutoDist-Replica-0/a"]
 
 
 @pytest.mark.parametrize("op", ["Placeholder", "IteratorGetNext", "HashTableV2"])
 def test_inputs_iterators_and_tables_stand_once_with_what_they_are_made_from(op):
     graph = parsed("c = Const()", f"s = {op}(c)", "use = Neg(s)")
     program = replicated(graph, programs.place(2))
-    names = [each.name for each in program.graph.node]
+    names = [each.name for each in program.graph.nodes.values()]
     assert names == ["c", "s", "AutoDist-Replica-0/use", "AutoDist-Replica-1/use"]
     assert list(node(program.graph, "AutoDist-Replica-1/use").input) == ["s"]
     assert program.shared == {"c", "s"}
@@ -64,7 +64,7 @@ def test_the_loops_of_a_replica_have_frames_of_their_own_and_colocation_groups_a
     result = replica_1_of(graph)
     assert node(result, "AutoDist-Replica-0/e").attr["frame_name"].s == b"AutoDist-Replica-0/while/context"
     assert node(result, "AutoDist-Replica-1/e").attr["frame_name"].s == b"AutoDist-Replica-1/while/context"
-    assert not any("_class" in each.attr for each in result.node)
+    assert not any("_class" in each.attr for each in result.nodes.values())
 
 
 def test_fetches_are_those_of_the_first_replica_and_every_replica_runs_its_ops():
@@ -120,12 +120,13 @@ def called(graph, name):
 
 
 def reachable(graph, names):
-    library = {function.signature.name: function for function in graph.library.function}
     found, pending = {}, list(names)
     while pending:
         name = pending.pop()
-        found[name] = library[name]
-        pending += [other for each in library[name].node_def for _, other in functions_of(each) if other not in found]
+        found[name] = graph.library[name]
+        pending += [
+            other for each in graph.library[name].node_def for _, other in functions_of(each) if other not in found
+        ]
     return found
 
 
@@ -142,7 +143,7 @@ def test_library_functions_that_draw_are_cloned_for_every_replica_but_the_first(
     item = random_in_a_branch()
     program = programs.after("replicate", item, programs.place(3))
     drawn, plain = (op_of(output.tensor) for output in item.outputs)
-    original = called(tf.compat.v1.GraphDef.FromString(item.graph_def), drawn)
+    original = called(GraphView(tf.compat.v1.GraphDef.FromString(item.graph_def)), drawn)
     functions = [called(program.graph, on_replica(index, drawn)) for index in range(3)]
     assert functions[0] == original != []
     streams = [drawing_seeds(program.graph, names) for names in functions]
@@ -158,7 +159,7 @@ def test_cloned_functions_run_and_draw_differently():
     names = [f"{on_replica(index, item.outputs[0].tensor)}" for index in (0, 1)]
     with programs.session(graph) as running:
         first, second = running.run([graph.get_tensor_by_name(name) for name in names])
-    alone = programs.import_graph(tf.compat.v1.GraphDef.FromString(item.graph_def))
+    alone = programs.import_graph(GraphView(tf.compat.v1.GraphDef.FromString(item.graph_def)))
     with programs.session(alone) as running:
         one_device = running.run(alone.get_tensor_by_name(item.outputs[0].tensor))
     np.testing.assert_array_equal(first, one_device)
@@ -169,7 +170,7 @@ def test_no_op_of_the_golden_program_is_left_out():
     item = programs.linear_regression()
     captured = tf.compat.v1.GraphDef.FromString(item.graph_def)
     program = programs.after("replicate", item, programs.place(2))
-    copies = [[op.name for op in program.graph.node if replica_of(op.name) == index] for index in (0, 1)]
+    copies = [[op.name for op in program.graph.nodes.values() if replica_of(op.name) == index] for index in (0, 1)]
     assert copies == [
         [on_replica(index, op.name) for op in captured.node if op.op != "Placeholder"] for index in (0, 1)
     ]

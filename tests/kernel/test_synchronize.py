@@ -35,7 +35,7 @@ def test_every_gradient_op_reads_the_combined_gradient_and_nothing_else_does(whe
     before = programs.after("split-batch", item, where)
     after = programs.after("synchronize", item, where)
     changed = set()
-    for node in before.graph.node:
+    for node in before.graph.nodes.values():
         now = programs.node(after.graph, node.name)
         if list(now.input) != list(node.input):
             changed.add(node.name.partition("/")[2])
@@ -47,7 +47,7 @@ def test_every_gradient_op_reads_the_combined_gradient_and_nothing_else_does(whe
 def test_one_replica_is_left_as_it_is():
     item = programs.dense_and_sparse()
     before = programs.after("split-batch", item, programs.place(1))
-    assert programs.after("synchronize", item, programs.place(1)).graph == before.graph
+    assert programs.after("synchronize", item, programs.place(1)).graph.graph_def() == before.graph.graph_def()
 
 
 @pytest.mark.parametrize(("stages", "replicas"), [(1, 3), (2, 2), (3, 4)])

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.program import Launch
 from autodist_py.kernel.verify import verify
 from autodist_py.proto.errors import InvalidGraphError
@@ -14,7 +15,7 @@ from tests.kernel.programs import parsed
 def check(*lines, **changes):
     # The analysis is of the captured graph; only the graph as rewritten is what is verified here.
     program = programs.program_of(parsed("a = Const()"), programs.place(1))
-    verify(replace(program, graph=parsed(*lines), **changes))
+    verify(replace(program, graph=GraphView(parsed(*lines)), **changes))
 
 
 def calling(name):
@@ -46,14 +47,14 @@ def test_a_data_input_after_a_control_input():
 def test_a_call_of_a_function_that_the_library_lacks():
     program = programs.program_of(parsed("a = Const()"), programs.place(1))
     with pytest.raises(InvalidGraphError, match="names 'missing', which is not in the library"):
-        verify(replace(program, graph=calling("missing")))
+        verify(replace(program, graph=GraphView(calling("missing"))))
 
 
 def test_a_call_of_a_function_that_the_library_has_passes():
     program = programs.program_of(parsed("a = Const()"), programs.place(1))
     graph = calling("there")
     graph.library.function.add().signature.name = "there"
-    verify(replace(program, graph=graph))
+    verify(replace(program, graph=GraphView(graph)))
 
 
 @pytest.mark.parametrize("back", ["b", "^b"])

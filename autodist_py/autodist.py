@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import tensorflow as tf
 
+from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.function import CapturedFunction
 from autodist_py.capture.graph import GraphScope
 from autodist_py.compiler import Compiler
@@ -81,7 +82,7 @@ class AutoDist:
         builder = resolve_builder(strategy_builder)
         self.resources = _resources(resource_spec_file, settings)
         self.strict = strict
-        self._loss_reduction = loss_reduction
+        self._capture_options = CaptureOptions(loss_reduction, batch)
         self._cluster = join_cluster(self.resources, settings)
         self._seed = self._cluster.seed if seed is None and self._cluster.num_workers > 1 else seed
         self._name = f"autodist-{next(self._numbers)}"
@@ -132,7 +133,7 @@ class AutoDist:
             function,
             self._compile,
             name=f"{self._name}/function-{len(self._functions)}",
-            loss_reduction=self._loss_reduction,
+            options=self._capture_options,
             batched=batched,
         )
         self._functions.append(step)
@@ -179,7 +180,7 @@ class AutoDist:
             raise CaptureError(
                 "this AutoDist has an open session already; close it first, or make another AutoDist for another graph"
             )
-        self._session = DistributedSession(self._scope, self._compiler, loss_reduction=self._loss_reduction)
+        self._session = DistributedSession(self._scope, self._compiler, self._capture_options)
         return self._session
 
     def build_strategy(self, step: DistributedFunction | None = None, *args: Any, **kwargs: Any) -> Strategy:
@@ -195,7 +196,7 @@ class AutoDist:
             return self._compiler.strategy(step.captured(*args, **kwargs).item)
         if self._scope is None:
             raise CaptureError("build_strategy() needs a graph built in scope(), or a step function and its arguments")
-        return self._compiler.strategy(self._scope.item(loss_reduction=self._loss_reduction))
+        return self._compiler.strategy(self._scope.item(self._capture_options))
 
     def sync(self) -> None:
         """Bring the user's variables up to date with the running state.

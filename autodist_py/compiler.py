@@ -4,8 +4,7 @@ It owns the order of things between the workers: the same graph everywhere, the 
 """
 
 import difflib
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +26,7 @@ from autodist_py.runtime.cluster import Cluster
 from autodist_py.runtime.copies import Copies
 from autodist_py.runtime.executor import Executor
 from autodist_py.runtime.initial_values import broadcast
+from autodist_py.runtime.kept import Kept
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
 
 _WRITES_SECONDS = 60.0
@@ -51,7 +51,7 @@ class Compiler:
         self._builder = builder
         self._options = options
         self._observers = observers
-        self._broadcast: dict[int, weakref.ref[tf.Variable]] = {}  # by id, as variables are not hashable
+        self._broadcast: Kept[None] = Kept()  # the variables whose values are the chief's
         self._next_agreement = 0
 
     def strategy(self, item: GraphItem) -> Strategy:
@@ -112,7 +112,7 @@ class Compiler:
         """
         written = {v.name: variables[v.name] for v in item.variables if v.update_ops}
         if self._options.batch == "local" and self.cluster.num_workers > 1:
-            require_replicated_writes(item, analyse(item, batch="local"))
+            require_replicated_writes(item, analyse(replace(item, statistics=()), batch="local"))
         everywhere = Strategy(node_config=(), replicas=self._resources.replica_devices)
         place = self.place(everywhere).alone()
         if written or not any(source.batched for source in item.inputs):
@@ -130,7 +130,7 @@ class Compiler:
         Every worker must do the same writes before that step; `broadcast_initial_values` sees to it.
         """
         for variable in variables.values():
-            self._broadcast.pop(id(variable), None)
+            self._broadcast.discard(variable)
 
     def broadcast_initial_values(self, variables: Mapping[str, tf.Variable]) -> None:
         """Make the variables that were not yet the chief's equal to them, on every worker.
@@ -138,20 +138,14 @@ class Compiler:
         Raises:
             ClusterError: the workers did not all write the same variables.
         """
-        new = {name: variable for name, variable in variables.items() if id(variable) not in self._broadcast}
+        new = {name: variable for name, variable in variables.items() if variable not in self._broadcast}
         if not new:
             return
         for variable in new.values():
-            self._broadcast[id(variable)] = weakref.ref(variable, self._forget(id(variable)))
+            self._broadcast[variable] = None
         if self.cluster.num_workers > 1:
             self._require_same_writes(new)
             broadcast(new, self.cluster)
-
-    def _forget(self, key: int) -> Callable[[object], None]:
-        def forget(_: object) -> None:
-            self._broadcast.pop(key, None)
-
-        return forget
 
     def _require_same_writes(self, new: Mapping[str, tf.Variable]) -> None:
         rule = "every worker must run the same initializers, assignments and restores before a step"

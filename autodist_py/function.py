@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.function import (
     Argument,
     CapturedFunction,
@@ -62,7 +63,7 @@ class DistributedFunction:
         compile_program: Callable[[str, CapturedFunction], Program],
         *,
         name: str,
-        loss_reduction: str,
+        options: CaptureOptions,
         batched: Collection[str] | None,
     ):
         self.python_function = function
@@ -71,7 +72,7 @@ class DistributedFunction:
         self.__wrapped__ = function
         self._name = name
         self._compile = compile_program
-        self._loss_reduction = loss_reduction
+        self._options = options
         self._batched = None if batched is None else frozenset(batched)
         self._signature = step_signature(function)
         self._bound: list[DistributedFunction] = []
@@ -137,7 +138,7 @@ class DistributedFunction:
                 bound,
                 self._compile,
                 name=f"{self._name}-{len(self._bound)}",
-                loss_reduction=self._loss_reduction,
+                options=self._options,
                 batched=self._batched,
             )
             self._bound.append(step)
@@ -169,7 +170,7 @@ class DistributedFunction:
                 self._slot_names(call.structure), call.tensors, call.batched, strict=True
             )
         ]
-        return capture_function(self.python_function, arguments, call.structure, loss_reduction=self._loss_reduction)
+        return capture_function(self.python_function, arguments, call.structure, self._options)
 
     def _slot_names(self, structure: Any) -> list[tuple[str, str]]:
         """For each tensor argument its parameter, and its own name."""

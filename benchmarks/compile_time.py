@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from autodist_py import tf_adapter as runtime_adapter
 from autodist_py.capture import tf_adapter
+from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.function import CapturedFunction
 from autodist_py.function import DistributedFunction
 from autodist_py.function import Program as CompiledStep
@@ -142,7 +143,7 @@ def _not_compiled(name: str, captured: CapturedFunction) -> CompiledStep:
 
 
 def captured_step(step: Callable[..., Any], x: tf.Tensor) -> CapturedFunction:
-    distributed = DistributedFunction(step, _not_compiled, name="step", loss_reduction="mean", batched=None)
+    distributed = DistributedFunction(step, _not_compiled, name="step", options=CaptureOptions(), batched=None)
     return distributed.captured(x)
 
 

@@ -7,7 +7,14 @@ import networkx as nx
 import tensorflow as tf
 
 from autodist_py.kernel.batch import batched_tensors
-from autodist_py.kernel.graph_view import ITERATOR_NEXT, SEEDED_RANDOM, WRITES_RESOURCE, GraphView, functions_of
+from autodist_py.kernel.graph_view import (
+    ITERATOR_NEXT,
+    SEED_INPUT,
+    SEEDED_RANDOM,
+    WRITES_RESOURCE,
+    GraphView,
+    functions_of,
+)
 from autodist_py.kernel.names import op_of
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Gradient, GraphItem
@@ -24,6 +31,7 @@ class Analysis:
         varying: ops whose results depend on a replica's own examples or random numbers, and not only on combined
             gradients and replicated variables.
         stage: for each op, how many combined gradients follow one another on the way to it: 0 in the forward pass.
+        round: for each op, how many statistics follow one another on the way to it within its stage.
         depth: for each op, the number of ops on the longest way to it.
         writes: for each variable's handle op, the ops that write the variable.
     """
@@ -31,6 +39,7 @@ class Analysis:
     captured: GraphView
     varying: frozenset[str]
     stage: dict[str, int]
+    round: dict[str, int]
     depth: dict[str, int]
     writes: dict[str, tuple[str, ...]]
 
@@ -46,23 +55,33 @@ class Analysis:
 def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
     """The facts about `item`'s graph, whose workers are given the same ("global"), or each its own part ("local")."""
     view = GraphView(tf.compat.v1.GraphDef.FromString(item.graph_def))
-    combined = {op_of(tensor) for gradient in item.gradients for tensor in gradient.tensors}
-    sources = {op_of(tensor.name) for tensor in batched_tensors(item, view)} | _random(view)
+    gradients = {op_of(tensor) for gradient in item.gradients for tensor in gradient.tensors}
+    statistics = {op_of(statistic.tensor): statistic.reduction for statistic in item.statistics}
+    combined = gradients | {op for op, reduction in statistics.items() if reduction != "share"}
+    sources = {op_of(tensor.name) for tensor in batched_tensors(item, view)} | random_ops(view)
     if batch == "local":
         sources |= {source.name for source in item.inputs if source.kind == "feed"}
         sources |= {node.name for node in view.of_type(ITERATOR_NEXT)}
-    stage: dict[str, int] = {}
+    level: dict[str, tuple[int, int]] = {}
     depth: dict[str, int] = {}
     for name in nx.topological_sort(view.digraph):
         before = view.digraph.pred[name]
-        stage[name] = max((stage[producer] for producer in before), default=0) + (name in combined)
+        stage, round_ = max((level[producer] for producer in before), default=(0, 0))
+        level[name] = (stage + 1, 0) if name in gradients else (stage, round_ + (name in statistics))
         depth[name] = max((depth[producer] for producer in before), default=0) + 1
     varying = view.dataflow_descendants(sources, blocked=combined)
-    return Analysis(view, frozenset(varying), stage, depth, view.writes)
+    return Analysis(
+        captured=view,
+        varying=frozenset(varying),
+        stage={name: stage for name, (stage, _) in level.items()},
+        round={name: round_ for name, (_, round_) in level.items()},
+        depth=depth,
+        writes=view.writes,
+    )
 
 
 def require_replicated_writes(item: GraphItem, analysis: Analysis) -> None:
-    """Refuse what this version cannot keep equal: state written from a replica's own examples, not through a gradient.
+    """Refuse what replicas cannot be kept equal by: state written from what is not combined over them.
 
     Raises:
         CaptureError: the variable, and the op that writes it.
@@ -71,9 +90,10 @@ def require_replicated_writes(item: GraphItem, analysis: Analysis) -> None:
         for writer in variable.update_ops:
             if writer in analysis.varying:
                 raise CaptureError(
-                    f"variable '{variable.name}' is written by '{writer}' with a value that depends on a replica's own "
-                    "examples, and not through a gradient (as batch-norm statistics and metrics are). This version "
-                    "cannot combine such writes over replicas: move the write out of the step, or train on one device"
+                    f"variable '{variable.name}' is written by '{writer}' with what differs between replicas, and "
+                    "is neither a sum nor a mean over examples, nor computed from such (as metrics and moving averages "
+                    "are). This version cannot combine such writes: move the write out of the step, or train on one "
+                    "device"
                 )
     for node in analysis.captured.of_type(WRITES_RESOURCE):
         if node.name in analysis.varying:
@@ -83,13 +103,14 @@ def require_replicated_writes(item: GraphItem, analysis: Analysis) -> None:
             )
 
 
-def _random(view: GraphView) -> set[str]:
+def random_ops(view: GraphView) -> set[str]:
     """Ops that give another result on each replica though their inputs are equal."""
-    functions = calling(view, SEEDED_RANDOM | PYTHON_OPS)
+    types = SEEDED_RANDOM | SEED_INPUT.keys() | PYTHON_OPS
+    functions = calling(view, types)
     return {
         node.name
         for node in view.nodes.values()
-        if node.op in SEEDED_RANDOM | PYTHON_OPS or any(name in functions for _, name in functions_of(node))
+        if node.op in types or any(name in functions for _, name in functions_of(node))
     }
 
 

@@ -4,7 +4,7 @@ It owns knowledge about op types (which read a variable, which are sources of ba
 substrings of an op's name.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import networkx as nx
@@ -60,6 +60,19 @@ WRITES_RESOURCE = frozenset(
 )
 """Op types that write a resource other than a variable."""
 
+SHOWS = frozenset(
+    {
+        "PrintV2",
+        "WriteAudioSummary",
+        "WriteHistogramSummary",
+        "WriteImageSummary",
+        "WriteRawProtoSummary",
+        "WriteScalarSummary",
+        "WriteSummary",
+    }
+)
+"""Op types that show something to the user, and have no result."""
+
 STANDS_ONCE = INPUTS | ITERATOR_NEXT | TABLES
 """Op types that stand once on a worker, with all that they are computed from."""
 
@@ -78,6 +91,32 @@ SEEDED_RANDOM = frozenset(
     }
 )
 """Stateful random op types, whose stream is set by their attributes `seed` and `seed2`."""
+
+SEED_INPUT = {
+    **dict.fromkeys(
+        (
+            "StatelessRandomNormal",
+            "StatelessRandomUniform",
+            "StatelessRandomUniformFullInt",
+            "StatelessRandomUniformInt",
+            "StatelessTruncatedNormal",
+            "StatelessRandomNormalV2",
+            "StatelessRandomUniformFullIntV2",
+            "StatelessRandomUniformIntV2",
+            "StatelessRandomUniformV2",
+            "StatelessTruncatedNormalV2",
+            "StatelessRandomGammaV2",
+            "StatelessRandomGammaV3",
+            "StatelessRandomBinomial",
+            "StatelessRandomPoisson",
+            "StatelessParameterizedTruncatedNormal",
+            "StatelessShuffle",
+        ),
+        1,
+    ),
+    "StatelessMultinomial": 2,
+}
+"""Stateless random op types, and which of their inputs is the seed (or, of the newer ones, the key)."""
 
 BACK_EDGE = frozenset({"NextIteration", "RefNextIteration"})
 """Op types whose edges to a Merge close a loop (control flow of TensorFlow 1)."""
@@ -204,27 +243,47 @@ class GraphView:
 
     def dataflow_descendants(self, sources: Iterable[str], *, blocked: Collection[str] = ()) -> set[str]:
         """All ops reached from `sources` (included) along data edges, without going through an op of `blocked`."""
-        return self._reach(sources, self._dataflow.succ, blocked)
+        return self._reach(sources, self._readers, blocked)
 
     def dataflow_ancestors(self, sinks: Iterable[str], *, blocked: Collection[str] = ()) -> set[str]:
         """As `ancestors`, along data edges only."""
-        return self._reach(sinks, self._dataflow.pred, blocked)
+        return self._reach(sinks, self._read_by, blocked)
 
     def dataflow_consumers(self, ops: Iterable[str]) -> set[str]:
         """The ops that read a result of one of `ops`."""
-        return {consumer for op in ops for consumer in self._dataflow.succ[op]}
+        return {consumer for op in ops for consumer in self._readers[op]}
+
+    def dataflow_order(self, ops: Collection[str]) -> Iterator[str]:
+        """`ops`, each after those of them that it reads; loops of TensorFlow 1 are entered anywhere."""
+        seen: set[str] = set()
+        for end in self.nodes:
+            pending = [(end, False)] if end in ops else []
+            while pending:
+                name, ready = pending.pop()
+                if ready:
+                    yield name
+                elif name not in seen:
+                    seen.add(name)
+                    pending.append((name, True))
+                    pending += [(other, False) for other in self._read_by[name] if other in ops and other not in seen]
 
     @cached_property
-    def _dataflow(self) -> "nx.DiGraph[str]":
-        digraph: nx.DiGraph[str] = nx.DiGraph()
-        digraph.add_nodes_from(self.nodes)
-        digraph.add_edges_from(
-            (op_of(name), consumer)
-            for consumer, node in self.nodes.items()
-            for name in node.input
-            if not name.startswith("^") and op_of(name) in self.nodes
-        )
-        return digraph
+    def _read_by(self) -> Mapping[str, Sequence[str]]:
+        """For each op, those whose results it reads."""
+        return {
+            name: [producer for producer, read in zip(self.producers[name], node.input, strict=True) if read[0] != "^"]
+            for name, node in self.nodes.items()
+        }
+
+    @cached_property
+    def _readers(self) -> Mapping[str, Sequence[str]]:
+        """For each op, those that read its results."""
+        readers: dict[str, list[str]] = {name: [] for name in self.nodes}
+        for name, producers in self._read_by.items():
+            for producer in producers:
+                if producer in readers:
+                    readers[producer].append(name)
+        return readers
 
     @staticmethod
     def _reach(starts: Iterable[str], neighbours: Mapping[str, Iterable[str]], blocked: Collection[str]) -> set[str]:

@@ -1,5 +1,6 @@
 """Names in graphs: tensors, operations, control inputs, and the scopes the kernel writes into."""
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 KERNEL_SCOPE = "AutoDist"
@@ -53,3 +54,17 @@ def replica_of(name: str) -> int | None:
     if not name.startswith(REPLICA_SCOPE):
         return None
     return int(name[len(REPLICA_SCOPE) :].partition("/")[0])
+
+
+def unique_names(wanted: Sequence[str], taken: Iterable[str]) -> list[str]:
+    """`wanted` with `_1`, `_2`, ... after names that were there before, so that all differ, and from `taken` too."""
+    used = set(taken)
+    result = []
+    for name in wanted:
+        candidate, count = name, 0
+        while candidate in used:
+            count += 1
+            candidate = f"{name}_{count}"
+        used.add(candidate)
+        result.append(candidate)
+    return result

@@ -9,6 +9,7 @@ from autodist_py.kernel.analysis import analyse, require_replicated_writes
 from autodist_py.kernel.device import Place
 from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
 from autodist_py.kernel.names import on_replica
+from autodist_py.kernel.passes.combine import Combine
 from autodist_py.kernel.passes.fetch import Fetch
 from autodist_py.kernel.passes.order import Order
 from autodist_py.kernel.passes.place import PlaceOps
@@ -25,6 +26,7 @@ PASSES: tuple[Pass, ...] = (
     Replicate(),
     Refresh(),
     SplitBatch(),
+    Combine(),
     Synchronize(),
     Fetch(),
     PlaceOps(),

@@ -20,6 +20,7 @@ from autodist_py.proto.text import count, known_names, short, table
 AGGREGATIONS = ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
 INPUT_KINDS = ("feed", "state")
 LOSS_REDUCTIONS = ("mean", "sum")
+STATISTIC_REDUCTIONS = ("sum", "mean", "rows", "share")
 
 GRAPH_DEF_URL = "type.googleapis.com/tensorflow.GraphDef"
 VARIABLE_DEF_URL = "type.googleapis.com/tensorflow.VariableDef"
@@ -67,12 +68,22 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """The raw gradient of a variable: one tensor name (dense), or indices, values and dense shape (sparse)."""
+    """The raw gradient of a variable: one tensor name (dense), or indices, values and dense shape (sparse).
+
+    `reduction` is how the loss that it is of combines examples, "mean" or "sum"; "": not known.
+    """
 
     variable: str
     tensors: tuple[str, ...]
+    reduction: str = ""
 
     def __post_init__(self) -> None:
+        require_member(
+            self.reduction,
+            ("", *LOSS_REDUCTIONS),
+            f"reduction of the gradient of {self.variable!r}",
+            error=GraphItemError,
+        )
         if len(self.tensors) not in (1, 3) or not all(self.tensors):
             raise GraphItemError(
                 f"a gradient is one tensor (dense), or indices, values and dense shape (sparse); "
@@ -112,14 +123,43 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A tensor that a step returns, such as `loss:0`; the shape is None where the rank is unknown."""
+    """A tensor that a step returns, such as `loss:0`; the shape is None where the rank is unknown.
+
+    `reduction` is how it combines examples, "mean" or "sum"; "": not known, or it does not.
+    """
 
     tensor: str
     dtype: str
     shape: tuple[int | None, ...] | None
+    reduction: str = ""
 
     def __post_init__(self) -> None:
         _require_name(self.tensor, "an output's tensor name")
+        require_member(
+            self.reduction, ("", *LOSS_REDUCTIONS), f"reduction of output {self.tensor!r}", error=GraphItemError
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Statistic:
+    """A value of a replica's own examples that is combined over replicas before it is used.
+
+    It is used by a write (a metric, a moving average), or as a normalizer of the loss. `tensor` passes it on: the
+    result of an op of its own. `reduction` is "sum", "mean" (weighted by examples), "rows" (one after the other), or
+    "share" (the sum, times the replica's share of the examples). Of the shape, only the first dimension of rows may be
+    unknown.
+    """
+
+    tensor: str
+    dtype: str
+    shape: tuple[int | None, ...]
+    reduction: str
+
+    def __post_init__(self) -> None:
+        _require_name(self.tensor, "a statistic's tensor name")
+        require_member(
+            self.reduction, STATISTIC_REDUCTIONS, f"reduction of statistic {self.tensor!r}", error=GraphItemError
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +173,10 @@ class GraphItem:
         inputs: the placeholders.
         outputs: the tensors that a step returns.
         run_ops: names of the ops to run each step.
-        loss_reduction: how the loss combines examples, `mean` or `sum`.
+        loss_reduction: how a loss combines examples, `mean` or `sum`, where its gradients do not say.
         table_initializers: names of the ops that fill lookup tables.
         savers: serialized tensorflow.SaverDefs.
+        statistics: what else is combined over replicas, beside gradients and outputs.
 
     Raises:
         GraphItemError: parts contradict each other.
@@ -150,11 +191,13 @@ class GraphItem:
     loss_reduction: str = "mean"
     table_initializers: tuple[str, ...] = ()
     savers: tuple[bytes, ...] = ()
+    statistics: tuple[Statistic, ...] = ()
 
     def __post_init__(self) -> None:
         require_member(self.loss_reduction, LOSS_REDUCTIONS, "loss_reduction", error=GraphItemError)
         _require_unique((variable.name for variable in self.variables), "variable")
         _require_unique((one.name for one in self.inputs), "input")
+        _require_unique((one.tensor for one in self.statistics), "statistic")
         _require_unique((f"{gradient.key} of {gradient.variable}" for gradient in self.gradients), "gradient")
         known = {variable.name for variable in self.variables}
         for gradient in self.gradients:
@@ -219,7 +262,8 @@ class GraphItem:
             for variable in self.variables
         )
         message.gradients.extend(
-            pb.GraphItem.Gradient(variable=gradient.variable, tensors=gradient.tensors) for gradient in self.gradients
+            pb.GraphItem.Gradient(variable=one.variable, tensors=one.tensors, reduction=one.reduction)
+            for one in self.gradients
         )
         message.inputs.extend(
             pb.GraphItem.Input(
@@ -228,8 +272,16 @@ class GraphItem:
             for one in self.inputs
         )
         message.outputs.extend(
-            pb.GraphItem.Output(tensor=one.tensor, dtype=one.dtype, shape=_shape_to_proto(one.shape))
+            pb.GraphItem.Output(
+                tensor=one.tensor, dtype=one.dtype, shape=_shape_to_proto(one.shape), reduction=one.reduction
+            )
             for one in self.outputs
+        )
+        message.statistics.extend(
+            pb.GraphItem.Statistic(
+                tensor=one.tensor, dtype=one.dtype, shape=_shape_to_proto(one.shape), reduction=one.reduction
+            )
+            for one in self.statistics
         )
         return message
 
@@ -248,7 +300,7 @@ class GraphItem:
                 f"a graph item describes each of its variables; it has {len(definitions)} definitions "
                 f"and {len(message.variables)} descriptions"
             )
-        gradients = tuple(Gradient(one.variable, tuple(one.tensors)) for one in message.gradients)
+        gradients = tuple(Gradient(one.variable, tuple(one.tensors), one.reduction) for one in message.gradients)
         if {gradient.key for gradient in gradients} != message.grad_target_pairs.keys():
             raise GraphItemError("grad_target_pairs and gradients of a graph item must name the same gradients")
         return cls(
@@ -269,11 +321,14 @@ class GraphItem:
             inputs=tuple(
                 Input(one.name, one.dtype, _shape_of(one), batched=one.batched, kind=one.kind) for one in message.inputs
             ),
-            outputs=tuple(Output(one.tensor, one.dtype, _shape_of(one)) for one in message.outputs),
+            outputs=tuple(Output(one.tensor, one.dtype, _shape_of(one), one.reduction) for one in message.outputs),
             run_ops=tuple(message.run_ops),
             loss_reduction=message.loss_reduction,
             table_initializers=tuple(message.info.table_initializers),
             savers=tuple(saver.value for saver in message.info.savers),
+            statistics=tuple(
+                Statistic(one.tensor, one.dtype, _shape_of(one) or (), one.reduction) for one in message.statistics
+            ),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -306,7 +361,12 @@ class GraphItem:
                 ),
             ),
             table(
-                ("output", "dtype", "shape"), ((one.tensor, one.dtype, _shape_text(one.shape)) for one in self.outputs)
+                ("output", "dtype", "shape", "over examples"),
+                ((one.tensor, one.dtype, _shape_text(one.shape), one.reduction) for one in self.outputs),
+            ),
+            table(
+                ("statistic", "dtype", "shape", "combined by"),
+                ((one.tensor, one.dtype, _shape_text(one.shape), one.reduction) for one in self.statistics),
             ),
             f"runs each step: {', '.join(self.run_ops) or '-'}",
         ]
@@ -319,7 +379,9 @@ def _shape_to_proto(shape: tuple[int | None, ...] | None) -> pb.GraphItem.Shape 
     return pb.GraphItem.Shape(dimensions=[pb.GraphItem.Dimension(size=size) for size in shape])
 
 
-def _shape_of(message: pb.GraphItem.Input | pb.GraphItem.Output) -> tuple[int | None, ...] | None:
+def _shape_of(
+    message: pb.GraphItem.Input | pb.GraphItem.Output | pb.GraphItem.Statistic,
+) -> tuple[int | None, ...] | None:
     if not message.HasField("shape"):
         return None
     return tuple(one.size if one.HasField("size") else None for one in message.shape.dimensions)
@@ -332,7 +394,8 @@ def _shape_text(shape: tuple[int | None, ...] | None) -> str:
 def _kind_text(gradient: Gradient | None) -> str:
     if gradient is None:
         return ""
-    return "sparse" if gradient.is_sparse else "dense"
+    kind = "sparse" if gradient.is_sparse else "dense"
+    return f"{kind}, of a {gradient.reduction}" if gradient.reduction else kind
 
 
 def _require_name(name: str, what: str) -> None:

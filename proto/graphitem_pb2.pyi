@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GraphItem(_message.Message):
-    __slots__ = ("graph_def", "grad_target_pairs", "info", "variables", "gradients", "inputs", "outputs", "run_ops", "loss_reduction")
+    __slots__ = ("graph_def", "grad_target_pairs", "info", "variables", "gradients", "inputs", "outputs", "run_ops", "loss_reduction", "statistics")
     class GradTargetPairsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -41,12 +41,14 @@ class GraphItem(_message.Message):
         update_ops: _containers.RepeatedScalarFieldContainer[str]
         def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., trainable: _Optional[bool] = ..., aggregation: _Optional[str] = ..., update_ops: _Optional[_Iterable[str]] = ...) -> None: ...
     class Gradient(_message.Message):
-        __slots__ = ("variable", "tensors")
+        __slots__ = ("variable", "tensors", "reduction")
         VARIABLE_FIELD_NUMBER: _ClassVar[int]
         TENSORS_FIELD_NUMBER: _ClassVar[int]
+        REDUCTION_FIELD_NUMBER: _ClassVar[int]
         variable: str
         tensors: _containers.RepeatedScalarFieldContainer[str]
-        def __init__(self, variable: _Optional[str] = ..., tensors: _Optional[_Iterable[str]] = ...) -> None: ...
+        reduction: str
+        def __init__(self, variable: _Optional[str] = ..., tensors: _Optional[_Iterable[str]] = ..., reduction: _Optional[str] = ...) -> None: ...
     class Dimension(_message.Message):
         __slots__ = ("size",)
         SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -71,14 +73,27 @@ class GraphItem(_message.Message):
         kind: str
         def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Union[GraphItem.Shape, _Mapping]] = ..., batched: _Optional[bool] = ..., kind: _Optional[str] = ...) -> None: ...
     class Output(_message.Message):
-        __slots__ = ("tensor", "dtype", "shape")
+        __slots__ = ("tensor", "dtype", "shape", "reduction")
         TENSOR_FIELD_NUMBER: _ClassVar[int]
         DTYPE_FIELD_NUMBER: _ClassVar[int]
         SHAPE_FIELD_NUMBER: _ClassVar[int]
+        REDUCTION_FIELD_NUMBER: _ClassVar[int]
         tensor: str
         dtype: str
         shape: GraphItem.Shape
-        def __init__(self, tensor: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Union[GraphItem.Shape, _Mapping]] = ...) -> None: ...
+        reduction: str
+        def __init__(self, tensor: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Union[GraphItem.Shape, _Mapping]] = ..., reduction: _Optional[str] = ...) -> None: ...
+    class Statistic(_message.Message):
+        __slots__ = ("tensor", "dtype", "shape", "reduction")
+        TENSOR_FIELD_NUMBER: _ClassVar[int]
+        DTYPE_FIELD_NUMBER: _ClassVar[int]
+        SHAPE_FIELD_NUMBER: _ClassVar[int]
+        REDUCTION_FIELD_NUMBER: _ClassVar[int]
+        tensor: str
+        dtype: str
+        shape: GraphItem.Shape
+        reduction: str
+        def __init__(self, tensor: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Union[GraphItem.Shape, _Mapping]] = ..., reduction: _Optional[str] = ...) -> None: ...
     GRAPH_DEF_FIELD_NUMBER: _ClassVar[int]
     GRAD_TARGET_PAIRS_FIELD_NUMBER: _ClassVar[int]
     INFO_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +103,7 @@ class GraphItem(_message.Message):
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     RUN_OPS_FIELD_NUMBER: _ClassVar[int]
     LOSS_REDUCTION_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
     graph_def: _any_pb2.Any
     grad_target_pairs: _containers.ScalarMap[str, str]
     info: GraphItem.Info
@@ -97,4 +113,5 @@ class GraphItem(_message.Message):
     outputs: _containers.RepeatedCompositeFieldContainer[GraphItem.Output]
     run_ops: _containers.RepeatedScalarFieldContainer[str]
     loss_reduction: str
-    def __init__(self, graph_def: _Optional[_Union[_any_pb2.Any, _Mapping]] = ..., grad_target_pairs: _Optional[_Mapping[str, str]] = ..., info: _Optional[_Union[GraphItem.Info, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[GraphItem.VariableInfo, _Mapping]]] = ..., gradients: _Optional[_Iterable[_Union[GraphItem.Gradient, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[GraphItem.Input, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[GraphItem.Output, _Mapping]]] = ..., run_ops: _Optional[_Iterable[str]] = ..., loss_reduction: _Optional[str] = ...) -> None: ...
+    statistics: _containers.RepeatedCompositeFieldContainer[GraphItem.Statistic]
+    def __init__(self, graph_def: _Optional[_Union[_any_pb2.Any, _Mapping]] = ..., grad_target_pairs: _Optional[_Mapping[str, str]] = ..., info: _Optional[_Union[GraphItem.Info, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[GraphItem.VariableInfo, _Mapping]]] = ..., gradients: _Optional[_Iterable[_Union[GraphItem.Gradient, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[GraphItem.Input, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[GraphItem.Output, _Mapping]]] = ..., run_ops: _Optional[_Iterable[str]] = ..., loss_reduction: _Optional[str] = ..., statistics: _Optional[_Iterable[_Union[GraphItem.Statistic, _Mapping]]] = ...) -> None: ...

@@ -57,15 +57,15 @@ CASES = {
         "    session.run(train, {x: np.ones(4)})\n",
         ("'x' [4]. Make it None",),
     ),
-    "batch statistics": (
+    "a write that differs": (
         JOIN
-        + "total = tf.Variable(0.0, name='total')\n"
+        + "drawn = tf.Variable(0, name='drawn')\n"
         + "@autodist.function\n"
         + "def step(x):\n"
-        + "    total.assign_add(tf.reduce_sum(x))\n"
+        + "    drawn.assign(tf.random.uniform([], maxval=9, dtype=tf.int32))\n"
         + "    return update(x)\n"
         + "step(np.ones([4, 3], np.float32))\n",
-        ("variable 'total' is written by", "not through a gradient"),
+        ("variable 'drawn' is written by", "neither a sum nor a mean"),
     ),
 }
 

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -135,8 +136,8 @@ def a_method_ends_with_its_autodist() -> None:
 def results_that_cannot_be_put_together_are_refused() -> None:
     model = Regression()
     with AutoDist() as autodist:
-        step = autodist.function(lambda x, y: (model.step(x, y), tf.transpose(x)))
-        with pytest.raises(CaptureError, match=r"has the shape \(3, None\) and differs between replicas"):
+        step = autodist.function(lambda x, y: (model.step(x, y), tf.numpy_function(np.transpose, [x], tf.float64)))
+        with pytest.raises(CaptureError, match=r"has the shape <unknown> and differs between replicas"):
             step(X, Y)
 
 
@@ -157,11 +158,22 @@ def tables_written_from_examples_are_refused() -> None:
 def results_of_other_types_come_whole() -> None:
     model = Regression()
     with AutoDist() as autodist:
-        step = autodist.function(lambda x, y: (model.step(x, y), y > 0.5, tf.cast(y * 9, tf.uint8), y))
-        _, above, small, same = step(X, Y)
+        step = autodist.function(
+            lambda x, y: (
+                model.step(x, y),
+                y > 0.5,
+                tf.cast(y * 9, tf.uint8),
+                y,
+                tf.transpose(x),
+                tf.unique(y // 0.4)[0],
+            )
+        )
+        _, above, small, same, turned, distinct = step(X, Y)
     np.testing.assert_array_equal(above, Y > 0.5)
     np.testing.assert_array_equal(small, (Y * 9).astype(np.uint8))
     np.testing.assert_array_equal(same, Y)
+    np.testing.assert_array_equal(turned, X.T)
+    np.testing.assert_array_equal(distinct, [0.0, 1.0, 2.0])
 
 
 def an_iterator_is_shared_out_and_ends_everywhere() -> None:
@@ -185,6 +197,23 @@ def an_iterator_without_an_unknown_batch_dimension_is_refused() -> None:
         step = autodist.function(lambda: model.step(*next(examples)))
         with pytest.raises(CaptureError, match=r"static shapes \(4, 3\), \(4,\).*without drop_remainder"):
             step()
+
+
+def print_and_summarize(directory: str) -> None:
+    model = Regression()
+    with AutoDist() as autodist:
+        writer = tf.summary.create_file_writer(directory)
+
+        @autodist.function
+        def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+            loss = model.step(x, y)
+            tf.print("mean", tf.reduce_mean(y), "of", y, summarize=-1, output_stream=f"file://{directory}/printed")
+            with writer.as_default(step=tf.constant(1, tf.int64)):
+                tf.summary.write("mean", tf.reduce_mean(y))
+            return loss
+
+        step(X, Y)
+        writer.close()
 
 
 def the_chief_may_evaluate_alone() -> None:
@@ -233,3 +262,13 @@ def test_at_its_edges_a_step_does_what_one_device_does_or_says_why_not(
     cluster: Cluster, case: Callable[[], None]
 ) -> None:
     cluster.run(case)
+
+
+def test_what_is_printed_is_printed_once_and_whole(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.run(print_and_summarize, directory=str(tmp_path))
+    mean, _, rows = (tmp_path / "printed").read_text().removeprefix("mean ").partition(" of ")
+    np.testing.assert_allclose(float(mean), np.mean(Y), rtol=1e-5)
+    np.testing.assert_allclose(np.fromstring(rows.strip("[]\n"), sep=" "), Y, atol=1e-5)
+    events = [event for file in tmp_path.glob("events*") for event in tf.compat.v1.train.summary_iterator(str(file))]
+    (event,) = (event for event in events if event.HasField("summary"))
+    np.testing.assert_allclose(tf.make_ndarray(event.summary.value[0].tensor), np.mean(Y), rtol=1e-6)

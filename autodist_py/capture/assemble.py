@@ -1,16 +1,30 @@
 """From a traced graph and what was recorded of it to a GraphItem: shared by all doors of capture."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
 from autodist_py.capture.canonical import canonical
+from autodist_py.capture.statistics import with_statistics
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import op_of
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Output, Variable
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    """What the user said about the batch.
+
+    Attributes:
+        loss_reduction: what a loss does over examples, "mean" or "sum", where that is not seen.
+        batch: whether workers are given the same batch ("global"), or each its own part ("local").
+    """
+
+    loss_reduction: str = "mean"
+    batch: str = "global"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +38,8 @@ class TracedGraph:
         inputs: its placeholders.
         outputs: what is fetched.
         run_ops: what must run beside.
+        losses: for each gradient the tensors whose sum it is the gradient of, where they are known.
+        tensor_of: a tensor of the graph by its name; only its shape and type are used.
     """
 
     graph: tf.compat.v1.GraphDef
@@ -32,10 +48,14 @@ class TracedGraph:
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     run_ops: tuple[str, ...]
+    losses: Mapping[Gradient, tuple[str, ...]]
+    tensor_of: Callable[[str], tf.Tensor]
 
 
-def assemble(traced: TracedGraph, *, loss_reduction: str, savers: Iterable[bytes] = ()) -> GraphItem:
+def assemble(traced: TracedGraph, options: CaptureOptions, *, savers: Iterable[bytes] = ()) -> GraphItem:
     """The GraphItem: the ops that are needed, in canonical form, and of the gradients those that train or are fetched.
+
+    Values that replicas must exchange beside the gradients pass through ops of their own: see `statistics.py`.
 
     Raises:
         CaptureError: a gradient trains and is also differentiated through (MAML).
@@ -53,16 +73,18 @@ def assemble(traced: TracedGraph, *, loss_reduction: str, savers: Iterable[bytes
         for variable in traced.variables
         if variable.name in view.nodes
     )
-    return GraphItem(
+    item = GraphItem(
         graph_def=graph.SerializeToString(deterministic=True),
         variables=variables,
         gradients=gradients,
         inputs=inputs,
         outputs=traced.outputs,
         run_ops=traced.run_ops,
-        loss_reduction=loss_reduction,
+        loss_reduction=options.loss_reduction,
         savers=tuple(savers),
     )
+    targets = tuple(traced.losses.get(gradient, ()) for gradient in gradients)
+    return with_statistics(item, view, whole, targets, traced.tensor_of, batch=options.batch)
 
 
 def _training(view: GraphView, traced: TracedGraph, recorded: Sequence[Gradient]) -> tuple[Gradient, ...]:
@@ -108,20 +130,6 @@ def reject_idle_gradients(recorded: Sequence[Gradient], item: GraphItem) -> None
             f"the step computes gradients (of {names}), but none of them reaches a variable or a result, so nothing "
             "would train. Apply them in the step: optimizer.apply_gradients(zip(gradients, variables))"
         )
-
-
-def unique_names(wanted: Sequence[str], taken: Iterable[str]) -> list[str]:
-    """`wanted` with `_1`, `_2`, ... after names that were there before, so that all differ, and from `taken` too."""
-    used = set(taken)
-    result = []
-    for name in wanted:
-        candidate, count = name, 0
-        while candidate in used:
-            count += 1
-            candidate = f"{name}_{count}"
-        used.add(candidate)
-        result.append(candidate)
-    return result
 
 
 def static_shape(shape: tf.TensorShape) -> tuple[int | None, ...] | None:

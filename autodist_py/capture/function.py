@@ -12,16 +12,16 @@ import tensorflow as tf
 
 from autodist_py.capture import tf_adapter
 from autodist_py.capture.assemble import (
+    CaptureOptions,
     TracedGraph,
     assemble,
     mapped_variables,
     reject_idle_gradients,
     static_shape,
-    unique_names,
 )
 from autodist_py.capture.gradients import GradientRecorder
 from autodist_py.kernel.graph_view import READS_VARIABLE
-from autodist_py.kernel.names import op_of, parse
+from autodist_py.kernel.names import op_of, parse, unique_names
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Output
 
@@ -69,8 +69,7 @@ def capture_function(
     function: Callable[..., Any],
     arguments: Sequence[Argument],
     structure: Any,
-    *,
-    loss_reduction: str = "mean",
+    options: CaptureOptions,
 ) -> CapturedFunction:
     """Trace `function` once, for one device and any batch size.
 
@@ -78,7 +77,7 @@ def capture_function(
         function: a Python function or a tf.function; the tf.functions that it calls are traced inline.
         arguments: its tensor arguments.
         structure: `(args, kwargs)` as the user passed them, with `Slot(i)` in the place of the i-th tensor argument.
-        loss_reduction: "mean" or "sum": what the loss does over examples.
+        options: what the user said about the batch.
 
     Raises:
         CaptureError: the construct that cannot be captured, and the way out.
@@ -89,7 +88,7 @@ def capture_function(
         # As tf.function does: the first trace creates variables, the second is the step.
         traced = _Trace(function, arguments)
         traced.run(structure)
-    return _assemble(traced, loss_reduction)
+    return _assemble(traced, options)
 
 
 class _Trace:
@@ -199,7 +198,7 @@ class _VariableUses:
         return _op_name(self.paths.get(id(variable)) or parse(variable.name).op)
 
 
-def _assemble(trace: _Trace, loss_reduction: str) -> CapturedFunction:
+def _assemble(trace: _Trace, options: CaptureOptions) -> CapturedFunction:
     graph, uses = trace.graph, trace.uses
     if graph.deferred_external_captures:
         raise CaptureError(
@@ -230,6 +229,12 @@ def _assemble(trace: _Trace, loss_reduction: str) -> CapturedFunction:
         Gradient(named[gradient.handle.op.name], tuple(tensor.name for tensor in gradient.tensors))
         for gradient in trace.recorder.gradients
     )
+    original = {name: op for op, name in named.items()}
+
+    def tensor_of(name: str) -> tf.Tensor:
+        tensor = parse(name)
+        return graph.get_tensor_by_name(f"{original.get(tensor.op, tensor.op)}:{tensor.output}")
+
     item = assemble(
         TracedGraph(
             graph=definition,
@@ -252,8 +257,10 @@ def _assemble(trace: _Trace, loss_reduction: str) -> CapturedFunction:
             ),
             outputs=tuple(outputs.values()),
             run_ops=_run_ops(graph),
+            losses=dict(zip(gradients, (one.losses for one in trace.recorder.gradients), strict=True)),
+            tensor_of=tensor_of,
         ),
-        loss_reduction=loss_reduction,
+        options,
     )
     reject_idle_gradients(gradients, item)
     kept = {variable.name for variable in item.variables}

@@ -22,10 +22,12 @@ class RecordedGradient:
     Attributes:
         handle: the variable's resource handle, a tensor of the traced graph.
         tensors: the gradient, or indices, values and dense shape of a sparse one.
+        losses: names of the tensors whose sum it is the gradient of; none: not known.
     """
 
     handle: tf.Tensor
     tensors: tuple[tf.Tensor, ...]
+    losses: tuple[str, ...]
 
 
 class GradientRecorder:
@@ -42,7 +44,9 @@ class GradientRecorder:
         with tf_adapter.gradient_calls(self._on_gradients):
             yield
 
-    def _on_gradients(self, compute: Callable[[], list[Any]], sources: Sequence[Any]) -> list[Any]:
+    def _on_gradients(
+        self, compute: Callable[[], list[Any]], sources: Sequence[Any], targets: Sequence[Any]
+    ) -> list[Any]:
         # Only the outermost call counts: inside it, gradients of branches, loops and recomputed parts are computed too.
         if self._depth or not tf_adapter.is_within(self._graph):
             return compute()
@@ -51,9 +55,11 @@ class GradientRecorder:
             gradients = compute()
         finally:
             self._depth -= 1
-        return [self._record(source, gradient) for source, gradient in zip(sources, gradients, strict=True)]
+        known = all(isinstance(target, tf.Tensor) and target.graph is self._graph for target in targets)
+        losses = tuple(target.name for target in targets) if known else ()
+        return [self._record(source, gradient, losses) for source, gradient in zip(sources, gradients, strict=True)]
 
-    def _record(self, source: Any, gradient: Any) -> Any:
+    def _record(self, source: Any, gradient: Any, losses: tuple[str, ...]) -> Any:
         handle = self._graph_handle(source)
         if handle is None or gradient is None:
             return gradient
@@ -72,7 +78,7 @@ class GradientRecorder:
             tensors: tuple[tf.Tensor, ...] = (passed.indices, passed.values, passed.dense_shape)
         else:
             tensors = (passed,)
-        self.gradients.append(RecordedGradient(handle, tensors))
+        self.gradients.append(RecordedGradient(handle, tensors, losses))
         return passed
 
     def _graph_handle(self, source: Any) -> tf.Tensor | None:

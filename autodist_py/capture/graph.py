@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from autodist_py.capture import tf_adapter
 from autodist_py.capture.assemble import (
+    CaptureOptions,
     TracedGraph,
     aggregation_name,
     assemble,
@@ -18,7 +19,7 @@ from autodist_py.capture.assemble import (
 )
 from autodist_py.capture.gradients import GradientRecorder
 from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
-from autodist_py.kernel.names import op_of
+from autodist_py.kernel.names import op_of, parse
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Output, Variable
 
@@ -75,7 +76,7 @@ class GraphScope:
                 found[op.name] = _variable(op, known.get(op.name))
         return found
 
-    def item(self, *, loss_reduction: str) -> GraphItem:
+    def item(self, options: CaptureOptions) -> GraphItem:
         """The whole training graph: all updates that a recorded gradient reaches, with all that they need.
 
         Raises:
@@ -93,11 +94,11 @@ class GraphScope:
         placeholders = tuple(op.outputs[0].name for op in self.graph.get_operations() if op.type == "Placeholder")
         needed = view.ancestors(updates)
         fed = tuple(name for name in placeholders if op_of(name) in needed)
-        item = self.cut(Signature(fed, (), updates), loss_reduction=loss_reduction)
+        item = self.cut(Signature(fed, (), updates), options)
         reject_idle_gradients(gradients, item)
         return item
 
-    def cut(self, signature: Signature, *, loss_reduction: str) -> GraphItem:
+    def cut(self, signature: Signature, options: CaptureOptions) -> GraphItem:
         """The part of the graph that `signature` runs, with its feeds as inputs.
 
         Raises:
@@ -120,9 +121,15 @@ class GraphScope:
                 inputs=inputs,
                 outputs=tuple(map(self._output, signature.fetches)),
                 run_ops=signature.targets,
+                losses=dict(zip(self._gradients(), (one.losses for one in self._recorder.gradients), strict=True)),
+                tensor_of=self._tensor,
             ),
-            loss_reduction=loss_reduction,
+            options,
         )
+
+    def _tensor(self, name: str) -> tf.Tensor:
+        tensor = parse(name)
+        return self.graph.get_tensor_by_name(f"{tensor.op}:{tensor.output}")
 
     def _gradients(self) -> tuple[Gradient, ...]:
         return tuple(

@@ -55,25 +55,34 @@ def patched(owner: Any, attribute: str, replacement: Any) -> Iterator[None]:
             delattr(owner, attribute)
 
 
+OnGradients = Callable[[Callable[[], list[Any]], Sequence[Any], Sequence[Any]], list[Any]]
+
+
 @contextmanager
-def gradient_calls(on_gradients: Callable[[Callable[[], list[Any]], Sequence[Any]], list[Any]]) -> Iterator[None]:
-    """Every gradient computation goes through `on_gradients(compute, sources)`.
+def gradient_calls(on_gradients: OnGradients) -> Iterator[None]:
+    """Every gradient computation goes through `on_gradients(compute, sources, targets)`.
 
     `compute()` returns the gradients, one for each of the flat `sources` (variables, tensors), as `on_gradients` does.
+    They are those of the sum of `targets`, which are none where the user gives the targets' own gradients.
     """
     helper = gradients_util._GradientsHelper
     tape_gradient = tf.GradientTape.gradient
 
     def symbolic(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> list[Any]:
         sources = list(xs) if isinstance(xs, list | tuple) else [xs]
-        return on_gradients(lambda: helper(ys, xs, *args, **kwargs), sources)
+        given = args[0] if args else kwargs.get("grad_ys")
+        has_own = given is not None and any(one is not None for one in tf.nest.flatten(given))
+        targets = [] if has_own else tf.nest.flatten(ys)
+        return on_gradients(lambda: helper(ys, xs, *args, **kwargs), sources, targets)
 
     def taped(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         def compute() -> list[Any]:
             gradients = tape_gradient(tape, target, sources, *args, **kwargs)
             return [gradients] if not tf.nest.is_nested(sources) else _flatten_up_to(sources, gradients)
 
-        gradients = on_gradients(compute, tf.nest.flatten(sources))
+        given = args[0] if args else kwargs.get("output_gradients")
+        targets = tf.nest.flatten(target) if given is None else []
+        gradients = on_gradients(compute, tf.nest.flatten(sources), targets)
         return gradients[0] if not tf.nest.is_nested(sources) else tf.nest.pack_sequence_as(sources, gradients)
 
     with patched(gradients_util, "_GradientsHelper", symbolic), patched(tf.GradientTape, "gradient", taped):

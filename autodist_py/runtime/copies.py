@@ -4,39 +4,31 @@ They hold nothing between steps: each step begins by assigning them the user's v
 with a value of the right shape, because ops in loops' gradients read a variable's shape before anything is assigned.
 """
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from autodist_py import tf_adapter
+from autodist_py.runtime.kept import Kept
 
 
 class Copies:
     """The copies that one AutoDist object keeps; those of a variable go when it does."""
 
     def __init__(self) -> None:
-        # By id, as variables are not hashable.
-        self._copies: dict[int, tuple[weakref.ref[tf.Variable], list[tf.Variable]]] = {}
+        self._copies: Kept[list[tf.Variable]] = Kept()
 
     def of(self, variable: tf.Variable, devices: Sequence[str]) -> list[tf.Variable]:
         """`variable` itself for the first of `devices`, and its copy on each further one; made when first asked for."""
         if len(devices) == 1:
             return [variable]
-        if id(variable) not in self._copies:
-            made = [_copy(variable, device) for device in devices[1:]]
-            self._copies[id(variable)] = (weakref.ref(variable, self._forget(id(variable))), made)
-        return [variable, *self._copies[id(variable)][1]]
+        if variable not in self._copies:
+            self._copies[variable] = [_copy(variable, device) for device in devices[1:]]
+        return [variable, *self._copies[variable]]
 
     def clear(self) -> None:
         """Let go of all copies."""
         self._copies.clear()
-
-    def _forget(self, key: int) -> Callable[[object], None]:
-        def forget(_: object) -> None:
-            self._copies.pop(key, None)
-
-        return forget
 
 
 def _copy(variable: tf.Variable, device: str) -> tf.Variable:

@@ -17,26 +17,37 @@ def broadcast(variables: Mapping[str, tf.Variable], cluster: Cluster) -> None:
 
     Values that collectives carry go as collectives (the chief's value plus zeros); others through the coordinator.
     """
-    place = Place(cluster.rank, tuple(Replica(r, r, "/device:CPU:0") for r in range(cluster.num_workers)))
+    carried = [variable for variable in variables.values() if variable.dtype.base_dtype in REDUCIBLE]
+    for variable, value in zip(carried, _by_collective([one.read_value() for one in carried], cluster), strict=True):
+        variable.assign(value)
     for name, variable in variables.items():
-        if variable.dtype.base_dtype in REDUCIBLE:
-            _by_collective(variable, place, cluster)
-        else:
+        if variable.dtype.base_dtype not in REDUCIBLE:
             _by_coordinator(name, variable, cluster)
 
 
-def _by_collective(variable: tf.Variable, place: Place, cluster: Cluster) -> None:
+def _by_collective(values: Sequence[tf.Tensor], cluster: Cluster) -> list[tf.Tensor]:
+    """The chief's `values`, packed: one collective for each type."""
+    place = Place(cluster.rank, tuple(Replica(r, r, "/device:CPU:0") for r in range(cluster.num_workers)))
     collectives = Collectives(place, cluster.next_instance_key)
 
     def body(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        own = inputs[0] if cluster.is_chief else tf.zeros_like(inputs[0])
+        received: dict[int, tf.Tensor] = {}
         with tf.device(place.host):
-            return [collectives.sum_over_workers(own)]
+            for dtype in dict.fromkeys(value.dtype for value in inputs):
+                alike = {position: value for position, value in enumerate(inputs) if value.dtype == dtype}
+                own = tf.concat([tf.reshape(value, [-1]) for value in alike.values()], axis=0)
+                total = collectives.sum_over_workers(own if cluster.is_chief else tf.zeros_like(own))
+                parts = tf.split(total, [value.shape.num_elements() for value in alike.values()])
+                received |= {
+                    position: tf.reshape(part, value.shape)
+                    for (position, value), part in zip(alike.items(), parts, strict=True)
+                }
+        return [received[position] for position in range(len(inputs))]
 
-    value = variable.read_value()
-    total = tf_adapter.traced_function("initial_value", [tf.TensorSpec(value.shape, value.dtype)], body)([value])
+    specs = [tf.TensorSpec(value.shape, value.dtype) for value in values]
+    results = tf_adapter.traced_function("initial_values", specs, body)(values)
     cluster.next_instance_key = collectives.next_key
-    variable.assign(total[0])
+    return results
 
 
 def _by_coordinator(name: str, variable: tf.Variable, cluster: Cluster) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py import tf_adapter
+from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.graph import GraphScope, Signature
 from autodist_py.compiler import AloneProgram, Compiler, StepProgram
 from autodist_py.kernel.analysis import analyse
@@ -22,12 +23,12 @@ class DistributedSession(tf_adapter.SessionInterface):
     predictions, a variable) is done by this worker alone, on the whole of what it is fed.
     """
 
-    def __init__(self, scope: GraphScope, compiler: Compiler, *, loss_reduction: str):
+    def __init__(self, scope: GraphScope, compiler: Compiler, options: CaptureOptions):
         self._scope = scope
         self._compiler = compiler
-        self._loss_reduction = loss_reduction
+        self._options = options
         self._captured = frozenset(op.name for op in scope.graph.get_operations())
-        self._strategy = compiler.strategy(scope.item(loss_reduction=loss_reduction))
+        self._strategy = compiler.strategy(scope.item(options))
         with tf_adapter.eagerly():
             self._variables = {name: _make(variable) for name, variable in scope.variables().items()}
         self._programs: dict[Signature, _SessionStep | AloneProgram] = {}
@@ -152,7 +153,7 @@ class DistributedSession(tf_adapter.SessionInterface):
         return dict(sorted(feeds.items()))
 
     def _compile(self, signature: Signature) -> "_SessionStep | AloneProgram":
-        item = self._scope.cut(signature, loss_reduction=self._loss_reduction)
+        item = self._scope.cut(signature, self._options)
         if item.gradients and self._compiler.place(self._strategy).num_replicas > 1:
             _require_batch(item)
         self._require_captured(item)

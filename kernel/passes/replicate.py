@@ -1,13 +1,22 @@
 """Replicate: one copy of the step per local replica."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import tensorflow as tf
 
-from autodist_py.kernel.analysis import calling
-from autodist_py.kernel.graph_view import SEEDED_RANDOM, STANDS_ONCE, VARIABLE_OP, GraphView, rename_functions
+from autodist_py.kernel.analysis import calling, random_ops
+from autodist_py.kernel.graph_view import (
+    SEED_INPUT,
+    SEEDED_RANDOM,
+    SHOWS,
+    STANDS_ONCE,
+    VARIABLE_OP,
+    GraphView,
+    rename_functions,
+)
 from autodist_py.kernel.names import on_replica, op_of
 from autodist_py.kernel.program import Program
 from autodist_py.proto.errors import InvalidGraphError
@@ -23,7 +32,8 @@ class Replicate:
     Ensures: op `n` stands as `AutoDist-Replica-<i>/n` on replica i's device (an op that the user put on a CPU stays on
         one), with the replica's own variables, control-flow frames and random streams; the stream of the cluster's
         first replica is that of one device. What is stateful but shared (inputs, iterators, lookup tables) stands
-        once, under its own name. Every op has a device, so colocation groups, some of whose ops are not part of the
+        once, under its own name. What shows something to the user (tf.print, summaries) does so on the cluster's first
+        replica only. Every op has a device, so colocation groups, some of whose ops are not part of the
         program, are dropped.
     """
 
@@ -32,15 +42,18 @@ class Replicate:
     def __call__(self, program: Program) -> Program:
         view = program.graph
         shared = _shared(view)
-        seeded = calling(view, SEEDED_RANDOM)
+        seeded = calling(view, SEEDED_RANDOM | SEED_INPUT.keys())
+        differing = random_ops(view) | {node.name for node in view.of_type(SHOWS)}
         nodes = [_once(view.nodes[name], program.place.host) for name in view.nodes if name in shared]
         functions: list[tf.compat.v1.NodeDef] = []
         for position, replica in enumerate(program.place.local_replicas):
             renamed = {name: f"{name}_replica_{replica.index}" for name in seeded} if replica.index else {}
             for name, node in view.nodes.items():
-                if name not in shared:
-                    nodes.append(_moved(node, position, replica.device, shared))
-                    _own_stream(nodes[-1], replica.index, renamed)
+                if name in shared:
+                    continue
+                nodes.append(_moved(node, position, replica.device, shared))
+                if replica.index and name in differing:
+                    nodes += _own_streams([_silent(nodes.pop())], replica.index, renamed)
             functions += _own_functions(view, replica.index, renamed)
         result = replace(program, graph=view.made_of(nodes, functions), shared=frozenset(shared))
         return replace(
@@ -86,14 +99,48 @@ def _moved(original: tf.compat.v1.NodeDef, position: int, device: str, shared: s
     return node
 
 
-def _own_stream(node: tf.compat.v1.NodeDef, replica: int, renamed: dict[str, str]) -> None:
-    """Give a random op the replica's own seed, and a call of a random function the replica's own function."""
-    if replica and node.op in SEEDED_RANDOM:
-        seeds = (node.attr["seed"].i, node.attr["seed2"].i)
-        if seeds != (0, 0):
-            node.attr["seed2"].i = (seeds[1] + replica * _SEED_STRIDE) % 2**31
-    if renamed:
-        rename_functions(node, renamed)
+def _silent(node: tf.compat.v1.NodeDef) -> tf.compat.v1.NodeDef:
+    """`node`; in the place of one that shows something to the user, one that only waits as it does."""
+    if node.op not in SHOWS:
+        return node
+    waits = [name for name in node.input if name.startswith("^")]
+    return tf.compat.v1.NodeDef(name=node.name, op="NoOp", input=waits, device=node.device)
+
+
+def _own_streams(
+    nodes: Iterable[tf.compat.v1.NodeDef], replica: int, renamed: dict[str, str], *, in_function: bool = False
+) -> Iterator[tf.compat.v1.NodeDef]:
+    """`nodes`, edited: random ops have the replica's own seeds, and calls of random functions are of its own ones.
+
+    The replica's number is folded into the seed of a stateless op by an op before it.
+    """
+    for node in nodes:
+        yield node
+        if node.op in SEEDED_RANDOM:
+            seeds = (node.attr["seed"].i, node.attr["seed2"].i)
+            if seeds != (0, 0):
+                node.attr["seed2"].i = (seeds[1] + replica * _SEED_STRIDE) % 2**31
+        elif node.op in SEED_INPUT:
+            yield from _fold(node, replica, in_function=in_function)
+        if renamed:
+            rename_functions(node, renamed)
+
+
+def _fold(
+    node: tf.compat.v1.NodeDef, replica: int, *, in_function: bool
+) -> tuple[tf.compat.v1.NodeDef, tf.compat.v1.NodeDef]:
+    """Two ops that make the seed of `node` the replica's own; in a function, results are named as they are there."""
+    dtype = tf.as_dtype(node.attr["Tseed"].type) if "Tseed" in node.attr else tf.uint64
+    number = np.array(replica * _SEED_STRIDE % 2**31, dtype.as_numpy_dtype)
+    constant = tf.compat.v1.NodeDef(op="Const", name=f"{node.name}/replica", device=node.device)
+    constant.attr["dtype"].type = dtype.as_datatype_enum
+    constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(number))
+    folded = tf.compat.v1.NodeDef(op="BitwiseXor", name=f"{node.name}/own_seed", device=node.device)
+    position = SEED_INPUT[node.op]
+    folded.input.extend([node.input[position], f"{constant.name}:output:0" if in_function else constant.name])
+    folded.attr["T"].type = dtype.as_datatype_enum
+    node.input[position] = f"{folded.name}:z:0" if in_function else folded.name
+    return constant, folded
 
 
 def _own_functions(view: GraphView, replica: int, renamed: dict[str, str]) -> Iterator[tf.compat.v1.NodeDef]:
@@ -101,6 +148,7 @@ def _own_functions(view: GraphView, replica: int, renamed: dict[str, str]) -> It
         function = type(view.library[name])()
         function.CopyFrom(view.library[name])
         function.signature.name = own_name
-        for node in function.node_def:
-            _own_stream(node, replica, renamed)
+        nodes = list(_own_streams(list(function.node_def), replica, renamed, in_function=True))
+        del function.node_def[:]
+        function.node_def.extend(nodes)
         yield function

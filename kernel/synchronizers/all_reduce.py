@@ -26,13 +26,14 @@ _ONE_RING = frozenset({"RING"})
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Gradients that are reduced together: the same synchronizer, stage, and (dense ones) dtype.
+    """Gradients that are reduced together: the same synchronizer, stage, reduction, and (dense ones) dtype.
 
     Gradients of one stage do not depend on one another's combined values (a generator's would on its discriminator's).
     """
 
     synchronizer: AllReduceSynchronizer
     stage: int
+    reduction: str
     dtype: tf.DType
     gradients: tuple[Gradient, ...]
 
@@ -47,7 +48,7 @@ class Group:
         if self.is_sparse:
             return f"{KERNEL_SCOPE}/AllReduce/{op_of(self.gradients[0].tensors[1])}"
         spec, number = self.synchronizer.spec, self.synchronizer.group
-        return f"{KERNEL_SCOPE}/AllReduce/{spec}_group_{number}_stage_{self.stage}_{self.dtype.name}"
+        return f"{KERNEL_SCOPE}/AllReduce/{spec}_group_{number}_stage_{self.stage}_{self.reduction}_{self.dtype.name}"
 
     def rank(self, program: Program) -> tuple[int, ...]:
         """Where the group's collective stands among others: by stage, then when its last gradient is ready."""
@@ -60,7 +61,7 @@ class Group:
 
 def groups(program: Program) -> Iterator[Group]:
     """The gradients of `program` that are synchronized by AllReduce, as they are reduced together."""
-    dense: dict[tuple[AllReduceSynchronizer, int, tf.DType], list[Gradient]] = {}
+    dense: dict[tuple[AllReduceSynchronizer, int, str, tf.DType], list[Gradient]] = {}
     graph = program.analysis.captured
     for gradient in program.item.gradients:
         raw = {op_of(graph.nodes[op_of(tensor)].input[0]) for tensor in gradient.tensors}
@@ -75,12 +76,13 @@ def groups(program: Program) -> Iterator[Group]:
         dtype = tf.as_dtype(program.item.variable(gradient.variable).dtype)
         stage = program.analysis.gradient_stage(gradient)
         _check(synchronizer, gradient, dtype)
+        key = (synchronizer, stage, gradient.reduction or program.item.loss_reduction, dtype)
         if gradient.is_sparse:
-            yield Group(synchronizer, stage, dtype, (gradient,))
+            yield Group(*key, (gradient,))
         else:
-            dense.setdefault((synchronizer, stage, dtype), []).append(gradient)
-    for (synchronizer, stage, dtype), gradients in dense.items():
-        yield Group(synchronizer, stage, dtype, tuple(gradients))
+            dense.setdefault(key, []).append(gradient)
+    for key, gradients in dense.items():
+        yield Group(*key, tuple(gradients))
 
 
 def _check(synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DType) -> None:
@@ -114,7 +116,7 @@ def combine(program: Program, group: Group, view: GraphView, collectives: Collec
 
     def reduce(batch: Sequence[tf.Tensor], gradients: list[list[list[tf.Tensor]]]) -> list[list[list[tf.Tensor]]]:
         with tf.device(program.place.host):
-            weights = replica_weights(program, batch, program.item.loss_reduction)
+            weights = replica_weights(program, batch, group.reduction)
         if group.is_sparse:
             return [_reduce_sparse(program, gradients[0], weights, collectives)]
         dense = [[tensors[0] for tensors in copies] for copies in gradients]

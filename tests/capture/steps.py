@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.function import CapturedFunction
 from autodist_py.capture.graph import GraphScope, Signature
 from autodist_py.function import DistributedFunction, Program
@@ -32,7 +33,7 @@ def _not_compiled(name: str, captured: CapturedFunction) -> Program:
 
 def capture(step: Callable[..., Any], *args: Any, **kwargs: Any) -> CapturedFunction:
     """`step` as it is captured when it is called with these arguments."""
-    distributed = DistributedFunction(step, _not_compiled, name="step", loss_reduction="mean", batched=None)
+    distributed = DistributedFunction(step, _not_compiled, name="step", options=CaptureOptions(), batched=None)
     return distributed.captured(*args, **kwargs)
 
 
@@ -125,7 +126,7 @@ def graph_mode() -> tuple[GraphScope, Signature]:
 
 def graph_mode_item() -> GraphItem:
     scope, signature = graph_mode()
-    return scope.cut(signature, loss_reduction="mean")
+    return scope.cut(signature, CaptureOptions())
 
 
 def all_reduce(item: GraphItem) -> Strategy:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist_py.capture.assemble import unique_names
+from autodist_py.kernel.names import unique_names
 from autodist_py.proto.errors import CaptureError
 from tests.capture.steps import FUNCTION_STEPS, batch, capture
 

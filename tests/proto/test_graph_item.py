@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autodist_py.proto import graphitem_pb2 as pb
 from autodist_py.proto.errors import GraphItemError
-from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Output, Variable
+from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Output, Statistic, Variable
 
 names = st.text(st.characters(codec="utf-8", exclude_characters=";"), min_size=1, max_size=8)
 sizes = st.integers(0, 2**40)
@@ -33,11 +33,25 @@ def graph_items(draw):
             unique_by=lambda variable: variable.name,
         )
     )
+    reductions = st.sampled_from(["", "mean", "sum"])
     tensors = st.lists(names, min_size=1, max_size=1) | st.lists(names, min_size=3, max_size=3)
     gradients = st.lists(
-        st.builds(Gradient, st.sampled_from([one.name for one in variables] or ["none"]), tensors.map(tuple)),
+        st.builds(
+            Gradient, st.sampled_from([one.name for one in variables] or ["none"]), tensors.map(tuple), reductions
+        ),
         max_size=4 if variables else 0,
-        unique=True,
+        unique_by=lambda gradient: (gradient.key, gradient.variable),
+    )
+    statistics = st.lists(
+        st.builds(
+            Statistic,
+            names,
+            st.just("float64"),
+            st.lists(st.none() | st.integers(0, 4), max_size=2).map(tuple),
+            st.sampled_from(["sum", "mean", "rows", "share"]),
+        ),
+        max_size=2,
+        unique_by=lambda one: one.tensor,
     )
     inputs = st.lists(
         st.builds(
@@ -56,11 +70,14 @@ def graph_items(draw):
         variables=tuple(variables),
         gradients=tuple(draw(gradients)),
         inputs=tuple(draw(inputs)),
-        outputs=tuple(draw(st.lists(st.builds(Output, names, st.just("float32"), partial_shapes), max_size=2))),
+        outputs=tuple(
+            draw(st.lists(st.builds(Output, names, st.just("float32"), partial_shapes, reductions), max_size=2))
+        ),
         run_ops=tuple(draw(st.lists(names, max_size=2))),
         loss_reduction=draw(st.sampled_from(["mean", "sum"])),
         table_initializers=tuple(draw(st.lists(names, max_size=2))),
         savers=tuple(draw(st.lists(st.binary(max_size=8), max_size=2))),
+        statistics=tuple(draw(statistics)),
     )
 
 
@@ -154,8 +171,10 @@ def test_the_text_form_is_a_table_per_kind(item):
         "x      float32  (?, 3)  yes      feed",
         "rate   float32  ()      no       state",
         "",
-        "output  dtype    shape",
-        "loss:0  float32  ()",
+        "output  dtype    shape  over examples",
+        "loss:0  float32  ()     -",
+        "",
+        "statistic  dtype  shape  combined by",
         "",
         "runs each step: train",
     ]

@@ -1,0 +1,106 @@
+"""Values that replicas computed of their own examples, combined to what one device would have computed of all."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist_py.kernel.cross_device_ops.collective import CARRIED, Collectives
+from autodist_py.kernel.fragment import TensorSpec
+from autodist_py.kernel.program import Program
+from autodist_py.kernel.weights import replica_weights, weighted
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A tensor of the captured graph whose copies are to be combined.
+
+    Attributes:
+        copies: its name on each local replica.
+        dtype: its type.
+        shape: its shape; static, but for the first dimension of rows.
+        reduction: "sum", "mean", "rows" or "share", as a GraphItem's statistics say; "local rows", this worker's; or
+            "first", the first replica's.
+    """
+
+    copies: tuple[str, ...]
+    dtype: tf.DType
+    shape: tuple[int | None, ...] | None
+    reduction: str
+
+    @property
+    def specs(self) -> list[TensorSpec]:
+        """The copies, as arguments of a fragment."""
+        return [TensorSpec(copy, self.dtype, self.shape) for copy in self.copies]
+
+
+def combine(
+    program: Program,
+    parts: Sequence[Part],
+    batch: Sequence[tf.Tensor],
+    values: Sequence[Sequence[tf.Tensor]],
+    collectives: Collectives,
+) -> list[list[tf.Tensor]]:
+    """For each part and local replica the combined value; those of one type are summed by one collective.
+
+    Args:
+        program: says how many replicas there are.
+        parts: what to combine.
+        batch: the tensors that `batch_specs` asked for.
+        values: for each part the local replicas' copies.
+        collectives: what moves data between workers.
+    """
+    with tf.device(program.place.host):
+        results: dict[int, tf.Tensor] = {}
+        summed: dict[tf.DType, dict[int, tf.Tensor]] = {}
+        for position, (part, copies) in enumerate(zip(parts, values, strict=True)):
+            if part.reduction == "local rows":
+                results[position] = tf.concat(copies, axis=0)
+            elif part.reduction == "rows":
+                results[position] = _gathered(copies, collectives)
+            elif part.dtype in CARRIED:
+                own = _contribution(program, part, batch, copies)
+                summed.setdefault(own.dtype, {})[position] = own
+            else:
+                results[position] = tf.identity(copies[0])
+        for owns in summed.values():
+            results |= _sum_together(owns, collectives)
+        totals = [tf.cast(results[position], part.dtype) for position, part in enumerate(parts)]
+        shares = replica_weights(program, batch, "mean")
+        return [
+            [tf.cast(tf.cast(total, tf.float64) * share, part.dtype) for share in shares]
+            if part.reduction == "share"
+            else [total] * program.num_local_replicas
+            for part, total in zip(parts, totals, strict=True)
+        ]
+
+
+def _sum_together(parts: Mapping[int, tf.Tensor], collectives: Collectives) -> dict[int, tf.Tensor]:
+    """The sums over workers of `parts`, which are of one type, by one collective."""
+    total = collectives.sum_over_workers(tf.concat([tf.reshape(part, [-1]) for part in parts.values()], axis=0))
+    pieces = tf.split(total, [part.shape.num_elements() for part in parts.values()])
+    return {
+        position: tf.reshape(piece, part.shape) for (position, part), piece in zip(parts.items(), pieces, strict=True)
+    }
+
+
+def _gathered(copies: Sequence[tf.Tensor], collectives: Collectives) -> tf.Tensor:
+    """The rows of all replicas, in order."""
+    rows = tf.concat(copies, axis=0)
+    if collectives.num_workers == 1:
+        return rows
+    return collectives.gather_rows([tf.cast(rows, CARRIED[rows.dtype])])[0]
+
+
+def _contribution(program: Program, part: Part, batch: Sequence[tf.Tensor], copies: Sequence[tf.Tensor]) -> tf.Tensor:
+    """What this worker adds to the sum over workers."""
+    if part.reduction == "first":
+        value = tf.cast(copies[0], CARRIED[part.dtype])
+        return value if program.place.local_replicas[0].index == 0 else tf.zeros_like(value)
+    weights = replica_weights(program, batch, "mean" if part.reduction == "mean" else "sum")
+    if part.dtype.is_floating:
+        return tf.add_n([weighted(copy, weight) for copy, weight in zip(copies, weights, strict=True)])
+    carried = [tf.cast(copy, CARRIED[part.dtype]) for copy in copies]
+    return tf.add_n(
+        [tf.where(weight > 0, copy, tf.zeros_like(copy)) for copy, weight in zip(carried, weights, strict=True)]
+    )

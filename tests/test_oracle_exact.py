@@ -1,0 +1,265 @@
+"""The equivalence contract beyond gradients: other writes, losses, and results, each as one device has them.
+
+Every case is a step with something in it that a naive data-parallel program gets wrong. Batches are uneven, and one of
+them leaves replicas without an example.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.cluster_pool import SHAPES, Cluster
+from tests.cluster_pool import same_on_all_workers as same
+from tests.oracle import Batch, Training, Values, compare_function
+
+pytestmark = pytest.mark.parametrize("cluster", SHAPES, ids=lambda shape: shape.name, indirect=True, scope="module")
+
+SIZES = (6, 5, 1, 7)
+CLASSES = 3
+STATE = ("total", "seen", "average", "histogram", "queue", "best", "spread", "calls")
+
+
+def batches() -> list[Batch]:
+    """Features, labels, weights of examples (some 0), and a mask over three positions."""
+    rng = np.random.default_rng(7)
+    return [
+        (
+            rng.normal(size=(size, 4)),
+            rng.integers(0, CLASSES, size=size),
+            rng.integers(0, 3, size=size) + (np.arange(size) == 0) * 1.0,
+            (rng.uniform(size=(size, CLASSES)) > 0.4) | (np.arange(CLASSES) == 0),
+        )
+        for size in SIZES
+    ]
+
+
+class Model:
+    """A linear classifier with state of every kind; `case` is what its step does beside."""
+
+    def __init__(self, case: Callable[..., Any], seed: int):
+        rng = np.random.default_rng(seed)
+        self.kernel = tf.Variable(rng.normal(size=(4, CLASSES)), name="kernel")
+        self.bias = tf.Variable(np.zeros(CLASSES), name="bias")
+        zeros: Mapping[str, Any] = {
+            "total": 0.0,
+            "seen": np.int64(0),
+            "average": np.zeros(4),
+            "histogram": np.zeros(CLASSES),
+            "queue": np.zeros([5, 4]),
+            "best": 100.0,
+            "spread": np.ones(4),
+            "calls": np.int64(0),
+        }
+        dtypes = {"seen": tf.int64, "calls": tf.int64}
+        self.state = {
+            name: tf.Variable(zeros[name], trainable=False, dtype=dtypes.get(name, tf.float64), name=name)
+            for name in STATE
+        }
+        self.metrics: list[Any] = METRICS.get(case, list)()
+        self.case = case
+
+    def __getattr__(self, name: str) -> tf.Variable:
+        return vars(self)["state"][name]
+
+    def losses(self, x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Each example's, and the logits."""
+        logits = tf.matmul(x, self.kernel) + self.bias
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits), logits
+
+    def apply(self, gradients: list[Any]) -> None:
+        for variable, gradient in zip((self.kernel, self.bias), gradients, strict=True):
+            variable.assign_sub(0.3 * gradient)
+
+    def variables(self) -> dict[str, tf.Variable]:
+        metrics = {
+            f"{metric.name}/{variable.name}": variable.value for metric in self.metrics for variable in metric.variables
+        }
+        return {"kernel": self.kernel, "bias": self.bias, **self.state, **metrics}
+
+
+def program(case: Callable[..., Any]) -> Callable[[int], Training]:
+    def build(seed: int) -> Training:
+        keras.config.set_floatx("float64")
+        model = Model(case, seed)
+
+        def step(x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                loss, results = case(model, x, y, w, mask)
+            model.apply(tape.gradient(loss, [model.kernel, model.bias]))
+            model.calls.assign_add(1)
+            return loss, results
+
+        return Training(step, model.variables)
+
+    return build
+
+
+# Other writes ---------------------------------------------------------------------------------------------------------
+
+
+def a_sum_over_examples(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    losses, _ = model.losses(x, y)
+    model.total.assign_add(tf.reduce_sum(losses * w))
+    model.seen.assign(model.seen + tf.shape(x, out_type=tf.int64)[0])
+    return tf.reduce_mean(losses), (model.total.read_value(), model.seen.read_value())
+
+
+def a_mean_counted_once(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    loss = tf.reduce_mean(model.losses(x, y)[0])
+    model.total.assign_add(loss)
+    model.average.assign(0.9 * model.average + 0.1 * tf.reduce_mean(x, axis=0))
+    return loss, model.total / tf.cast(model.calls + 1, tf.float64)
+
+
+def what_is_not_linear_in_a_mean(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    loss = tf.reduce_mean(model.losses(x, y)[0])
+    mean = tf.reduce_mean(x, axis=0)
+    model.spread.assign(tf.sqrt(tf.reduce_mean(tf.square(x), axis=0) - tf.square(mean) + 1.0))
+    model.best.assign(tf.minimum(model.best, tf.exp(loss)))
+    return loss, tf.sqrt(loss)
+
+
+def rows_that_are_kept(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    model.queue.assign(tf.concat([x, model.queue], axis=0)[:5])
+    model.histogram.scatter_add(tf.IndexedSlices(w, y))
+    return tf.reduce_mean(model.losses(x, y)[0]), tf.reduce_max(x, axis=0)
+
+
+def a_write_in_a_branch(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    loss = tf.reduce_mean(model.losses(x, y)[0])
+    if loss < model.best:
+        model.best.assign(loss)
+        model.seen.assign_add(1)
+    return loss, model.best.read_value()
+
+
+def keras_metrics(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    mean_loss, mean_of_losses, accuracy, error, top, auc = model.metrics
+    losses, logits = model.losses(x, y)
+    loss = tf.reduce_mean(losses)
+    mean_loss.update_state(loss)
+    mean_of_losses.update_state(losses, sample_weight=w)
+    accuracy.update_state(y, logits, sample_weight=w)
+    error.update_state(tf.one_hot(y, CLASSES, dtype=tf.float64), logits)
+    top.update_state(y, tf.cast(logits, tf.float32))
+    auc.update_state(tf.cast(y, tf.float64) / 2.0, tf.nn.sigmoid(logits[:, 0]))
+    return loss, [metric.result() for metric in model.metrics]
+
+
+METRICS: Mapping[Callable[..., Any], Callable[[], list[Any]]] = {
+    keras_metrics: lambda: [
+        keras.metrics.Mean(name="mean_loss"),
+        keras.metrics.Mean(name="mean_of_losses"),
+        keras.metrics.SparseCategoricalAccuracy(name="accuracy"),
+        keras.metrics.MeanSquaredError(name="error"),
+        keras.metrics.SparseTopKCategoricalAccuracy(k=2, name="top"),
+        keras.metrics.AUC(num_thresholds=5, name="auc"),
+    ]
+}
+
+
+# Losses ---------------------------------------------------------------------------------------------------------------
+
+
+def a_masked_mean(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    weights = tf.cast(mask, tf.float64)
+    errors = tf.square(model.losses(x, y)[1] - 1.0)
+    return tf.reduce_sum(errors * weights) / tf.reduce_sum(weights), tf.reduce_sum(weights)
+
+
+def a_masked_mean_with_an_epsilon(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    loss = tf.reduce_sum(model.losses(x, y)[0] * w) / (tf.reduce_sum(w) + 0.5)
+    return loss, ()
+
+
+def a_weighted_mean_with_a_regularizer(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    loss = tf.math.divide_no_nan(tf.reduce_sum(model.losses(x, y)[0] * w), tf.reduce_sum(w))
+    return loss + 0.1 * tf.nn.l2_loss(model.kernel) + tf.reduce_mean(model.losses(x, y)[0]), ()
+
+
+def keras_losses(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    logits = model.losses(x, y)[1]
+    one = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(y, logits, sample_weight=w)
+    other = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")(
+        tf.one_hot(y, CLASSES, dtype=tf.float64), logits, sample_weight=w
+    )
+    masked = tf.identity(logits)
+    masked._keras_mask = w > 0.0
+    third = keras.losses.MeanAbsoluteError()(tf.ones_like(logits), masked)
+    return one + other + third, (one, other, third)
+
+
+def a_sum_that_nobody_declared(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    return tf.reduce_sum(model.losses(x, y)[0]) * 0.1, ()
+
+
+def an_average_over_a_constant_batch(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    return tf.nn.compute_average_loss(model.losses(x, y)[0], sample_weight=w, global_batch_size=8), ()
+
+
+def an_average_with_a_regularizer(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    loss = tf.nn.compute_average_loss(model.losses(x, y)[0], global_batch_size=8) + 0.1 * tf.nn.l2_loss(model.kernel)
+    model.total.assign_add(loss)
+    return loss, (tf.sqrt(loss), model.total.read_value())
+
+
+def a_loss_for_each_example(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    return 0.1 * model.losses(x, y)[0], ()
+
+
+# Results --------------------------------------------------------------------------------------------------------------
+
+
+def results_of_every_kind(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    losses, logits = model.losses(x, y)
+    right = tf.equal(tf.argmax(logits, axis=1), y)
+    results = {
+        "sum": tf.reduce_sum(losses),
+        "count": tf.reduce_sum(tf.cast(right, tf.int32)),
+        "rows": tf.shape(x)[0],
+        "shape": tf.shape(logits)[1],
+        "accuracy": tf.reduce_mean(tf.cast(right, tf.float64)),
+        "root": tf.sqrt(tf.reduce_mean(tf.square(logits))),
+        "largest": tf.reduce_max(logits),
+        "any": tf.reduce_any(right),
+        "classes": tf.math.bincount(tf.cast(y, tf.int32), minlength=CLASSES, maxlength=CLASSES),
+        "where": tf.where(mask),
+        "per example": losses,
+        "predicted": tf.argmax(logits, axis=1),
+        "nothing": None,
+        "constant": tf.constant([1.0, 2.0]),
+        "covariance": tf.matmul(x, x, transpose_a=True),
+    }
+    return tf.reduce_mean(losses), results
+
+
+CASES = [
+    a_sum_over_examples,
+    a_mean_counted_once,
+    what_is_not_linear_in_a_mean,
+    rows_that_are_kept,
+    a_write_in_a_branch,
+    keras_metrics,
+    a_masked_mean,
+    a_masked_mean_with_an_epsilon,
+    a_weighted_mean_with_a_regularizer,
+    keras_losses,
+    a_sum_that_nobody_declared,
+    an_average_over_a_constant_batch,
+    an_average_with_a_regularizer,
+    a_loss_for_each_example,
+    results_of_every_kind,
+]
+
+
+def train(what: Callable[..., Any]) -> Values:
+    return compare_function(program(what), batches())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.replace("_", "-"))
+def test_a_step_does_what_one_device_does(cluster: Cluster, case: Callable[..., Any]) -> None:
+    same(cluster.run(train, what=case))

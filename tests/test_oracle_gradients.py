@@ -1,0 +1,359 @@
+"""Gradients of every kind that a step may compute, each against one device on the whole batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist_py import AutoDist
+from autodist_py.proto.errors import CaptureError
+from tests.cluster_pool import THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, Cluster
+from tests.cluster_pool import same_on_all_workers as same
+from tests.oracle import Batch, Training, Values, assert_close, compare_function
+
+pytestmark = pytest.mark.parametrize(
+    "cluster",
+    [TWO_REPLICAS, TWO_WORKERS, THREE_WORKERS],
+    ids=lambda shape: shape.name,
+    indirect=True,
+    scope="module",
+)
+
+SIZES = (6, 5, 1, 7)
+ROWS = 5
+
+
+def batches() -> list[Batch]:
+    """Features, ids with duplicates, and targets."""
+    rng = np.random.default_rng(11)
+    return [
+        (rng.normal(size=(size, 3)), rng.integers(0, ROWS, size=(size, 4)), rng.normal(size=(size, 3)))
+        for size in SIZES
+    ]
+
+
+class Weights:
+    """Two dense layers, an embedding table, and state for updates; `case` is the step."""
+
+    def __init__(self, seed: int):
+        rng = np.random.default_rng(seed)
+        self.all = {
+            "first": tf.Variable(rng.normal(size=(3, 4)), name="first"),
+            "second": tf.Variable(rng.normal(size=(4, 3)), name="second"),
+            "table": tf.Variable(rng.normal(size=(ROWS, 3)), name="table"),
+            "unused": tf.Variable(np.ones(2), name="unused"),
+            "gathered": tf.Variable(np.zeros((3, 4)), trainable=False, name="gathered"),
+            "steps": tf.Variable(0, dtype=tf.int64, trainable=False, name="steps"),
+        }
+
+        self.used: set[str] = set()
+        """What the step touches: other variables are not made the chief's."""
+
+    def __getattr__(self, name: str) -> tf.Variable:
+        self.used.add(name)
+        return vars(self)["all"][name]
+
+    def predict(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(tf.tanh(tf.matmul(x, self.first)), self.second)
+
+    def loss(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_mean(tf.square(self.predict(x) - y))
+
+    def descend(self, tape: tf.GradientTape, loss: tf.Tensor, *names: str, rate: float = 0.1) -> None:
+        self.used.update(names)
+        for name, gradient in zip(names, tape.gradient(loss, [self.all[name] for name in names]), strict=True):
+            if isinstance(gradient, tf.IndexedSlices):
+                self.all[name].scatter_sub(tf.IndexedSlices(rate * gradient.values, gradient.indices))
+            elif gradient is not None:
+                self.all[name].assign_sub(rate * gradient)
+
+
+def several_losses_of_one_tape(w: Weights, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    with tf.GradientTape(persistent=True) as tape:
+        hidden = tf.tanh(tf.matmul(x, w.first))
+        one = tf.reduce_mean(tf.square(hidden))
+        two = tf.reduce_sum(tf.square(tf.matmul(hidden, w.second) - y)) * 0.05
+    w.descend(tape, one, "first")
+    w.descend(tape, two, "first", "second", "unused")
+    return one, two
+
+
+def recomputed_layers(w: Weights, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(tf.recompute_grad(w.predict)(x) - y))
+    w.descend(tape, loss, "first", "second")
+    return loss
+
+
+@tf.custom_gradient
+def reversed_gradient(x: tf.Tensor) -> Any:
+    return tf.identity(x), lambda upstream: -0.5 * upstream
+
+
+def custom_gradients(w: Weights, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(tf.matmul(reversed_gradient(tf.tanh(tf.matmul(x, w.first))), w.second) - y))
+    w.descend(tape, loss, "first", "second")
+    return loss
+
+
+def a_gradient_penalty(w: Weights, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    with tf.GradientTape() as tape:
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            out = tf.reduce_sum(w.predict(x), axis=1)
+        slope = tf.norm(inner.gradient(out, x), axis=1)
+        loss = tf.reduce_mean(out) + 0.1 * tf.reduce_mean(tf.square(slope - 1.0))
+    w.descend(tape, loss, "first", "second")
+    return loss
+
+
+def second_order(w: Weights, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    with tf.GradientTape() as tape:
+        with tf.GradientTape() as inner:
+            inner_loss = w.loss(x, y)
+        slope = inner.gradient(inner_loss, w.first)
+        loss = w.loss(x, y)
+        loss += 0.0 * tf.stop_gradient(tf.reduce_sum(slope))
+    w.descend(tape, loss, "first", "second")
+    return loss
+
+
+def through_a_loop(w: Weights, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    with tf.GradientTape() as tape:
+        value = x
+        for _ in tf.range(3):
+            value = tf.tanh(tf.matmul(tf.tanh(tf.matmul(value, w.first)), w.second))
+        loss = tf.reduce_mean(tf.square(value - y))
+    w.descend(tape, loss, "first", "second")
+    return loss
+
+
+def through_a_branch(w: Weights, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    with tf.GradientTape() as tape:
+        loss = tf.cond(w.steps % 2 == 0, lambda: w.loss(x, y), lambda: tf.reduce_mean(tf.abs(w.predict(x) - y)))
+    w.descend(tape, loss, "first", "second")
+    w.steps.assign_add(1)
+    return loss
+
+
+def accumulated_over_steps(w: Weights, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    with tf.GradientTape() as tape:
+        loss = w.loss(x, y)
+    w.gathered.assign_add(tape.gradient(loss, w.first))
+    w.steps.assign_add(1)
+    if w.steps % 2 == 0:
+        w.first.assign_sub(0.05 * w.gathered)
+        w.gathered.assign(tf.zeros_like(w.gathered))
+    return loss
+
+
+def a_tied_table(w: Weights, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    with tf.GradientTape() as tape:
+        embedded = tf.reduce_mean(tf.gather(w.table, ids), axis=1)
+        logits = tf.matmul(embedded * x, w.table, transpose_b=True)
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(ids[:, 0], logits))
+    w.descend(tape, loss, "table")
+    return loss
+
+
+def a_table_looked_up_twice_with_a_clip(w: Weights, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    with tf.GradientTape() as tape:
+        rows = tf.gather(w.table, ids[:, 0]) + 2.0 * tf.nn.embedding_lookup(w.table, ids[:, 1])
+        loss = tf.reduce_mean(tf.square(rows - y))
+    gradient = tape.gradient(loss, w.table)
+    dense = tf.convert_to_tensor(gradient)
+    w.table.assign_sub(tf.clip_by_norm(dense, 0.1))
+    return loss
+
+
+def a_variable_of_two_losses_in_turn(w: Weights, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    with tf.GradientTape() as tape:
+        critic = tf.reduce_mean(tf.tanh(w.predict(x)) - y)
+    w.descend(tape, critic, "second")
+    with tf.GradientTape() as tape:
+        actor = tf.reduce_mean(tf.square(w.predict(x)))
+    w.descend(tape, actor, "first")
+    return critic, actor
+
+
+def a_regularizer_of_a_mean(w: Weights, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    with tf.GradientTape() as tape:
+        rows = tf.gather(w.table, ids)
+        loss = tf.reduce_mean(rows) + 0.01 * tf.nn.l2_loss(w.table) + w.loss(x, y) + tf.reduce_sum(w.unused**2)
+    w.descend(tape, loss, "table", "first", "second", "unused")
+    return loss
+
+
+CASES = [
+    several_losses_of_one_tape,
+    recomputed_layers,
+    custom_gradients,
+    a_gradient_penalty,
+    second_order,
+    through_a_loop,
+    through_a_branch,
+    accumulated_over_steps,
+    a_tied_table,
+    a_table_looked_up_twice_with_a_clip,
+    a_variable_of_two_losses_in_turn,
+    a_regularizer_of_a_mean,
+]
+
+
+def train(what: Callable[..., Any]) -> Values:
+    def build(seed: int) -> Training:
+        weights = Weights(seed)
+
+        def step(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+            return what(weights, x, ids, y)
+
+        tf.function(step).get_concrete_function(*(tf.TensorSpec([None, *a.shape[1:]], a.dtype) for a in batches()[0]))
+        return Training(step, lambda: {name: weights.all[name] for name in sorted(weights.used)})
+
+    return compare_function(build, batches())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.replace("_", "-"))
+def test_a_gradient_is_that_of_one_device(cluster: Cluster, case: Callable[..., Any]) -> None:
+    same(cluster.run(train, what=case))
+
+
+def keras_optimizer(make: Callable[[], Any]) -> Values:
+    def build(seed: int) -> Training:
+        keras.config.set_floatx("float64")
+        weights, optimizer = Weights(seed), make()
+        trained = [weights.first, weights.second]
+        optimizer.build(trained)
+
+        def step(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                loss = weights.loss(x, y)
+                scaled = optimizer.scale_loss(loss)
+            optimizer.apply_gradients(zip(tape.gradient(scaled, trained), trained, strict=True))
+            return loss
+
+        slots = {f"slot_{index}": variable.value for index, variable in enumerate(optimizer.variables)}
+        return Training(step, lambda: {"first": weights.first, "second": weights.second, **slots})
+
+    return compare_function(build, batches())
+
+
+def loss_scale() -> keras.Optimizer:
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.05), initial_scale=8.0, dynamic_growth_steps=2)
+
+
+def accumulating() -> keras.Optimizer:
+    return keras.optimizers.Adam(0.05, gradient_accumulation_steps=2, global_clipnorm=0.5)
+
+
+def averaging() -> keras.Optimizer:
+    return keras.optimizers.AdamW(0.05, weight_decay=0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3)
+
+
+@pytest.mark.parametrize("make", [loss_scale, accumulating, averaging], ids=lambda make: make.__name__)
+def test_a_keras_optimizer_that_updates_in_branches_does_what_it_does_on_one_device(
+    cluster: Cluster, make: Callable[[], Any]
+) -> None:
+    same(cluster.run(keras_optimizer, make=make))
+
+
+def batch_norm() -> dict[str, np.ndarray]:
+    """One device that normalizes each replica's slice by itself, with the weighted mean of the statistics."""
+    keras.config.set_floatx("float64")
+    keras.utils.set_random_seed(0)
+
+    def network() -> keras.Model:
+        return keras.Sequential(
+            [
+                keras.layers.Input([3]),
+                keras.layers.Dense(4, use_bias=False),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(3),
+            ]
+        )
+
+    with AutoDist() as autodist:
+        replicas = sum(len(node.cpus) for node in autodist.resources.workers)
+        compiled, single = network(), network()
+        single.set_weights(compiled.get_weights())
+
+        def train_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(compiled(x, training=True) - y))
+            gradients = tape.gradient(loss, compiled.trainable_variables)
+            for variable, gradient in zip(compiled.trainable_variables, gradients, strict=True):
+                variable.assign_sub(0.1 * gradient)
+            return loss
+
+        step = autodist.function(train_step)
+        rng = np.random.default_rng(4)
+        for size in (6, 7, 11):
+            x, y = rng.normal(size=(size, 3)), rng.normal(size=(size, 3))
+            actual = step(x, y)
+            with tf.GradientTape() as tape:
+                losses, statistics = [], []
+                before = [variable.numpy() for variable in single.non_trainable_variables]
+                parts = zip(np.array_split(x, replicas), np.array_split(y, replicas), strict=True)
+                for part_x, part_y in parts:
+                    share = len(part_x) / size
+                    losses.append(share * tf.reduce_mean(tf.square(single(part_x, training=True) - part_y)))
+                    statistics.append([share * variable.numpy() for variable in single.non_trainable_variables])
+                    for variable, value in zip(single.non_trainable_variables, before, strict=True):
+                        variable.assign(value)
+                loss = tf.add_n(losses)
+            gradients = tape.gradient(loss, single.trainable_variables)
+            for variable, gradient in zip(single.trainable_variables, gradients, strict=True):
+                variable.assign_sub(0.1 * gradient)
+            for variable, *values in zip(single.non_trainable_variables, *statistics, strict=True):
+                variable.assign(sum(values))
+            assert_close(actual, loss, "loss")
+            for own, other in zip(compiled.variables, single.variables, strict=True):
+                assert_close(own.numpy(), other.numpy(), own.path)
+        return {variable.path: variable.numpy() for variable in compiled.variables}
+
+
+def test_batch_norm_normalizes_each_replica_and_averages_its_statistics(cluster: Cluster) -> None:
+    same(cluster.run(batch_norm))
+
+
+def meta_learning() -> None:
+    weights = Weights(0)
+    with AutoDist() as autodist:
+
+        @autodist.function
+        def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as inner:
+                    loss = weights.loss(x, y)
+                slope = inner.gradient(loss, weights.first)
+                moved = tf.reduce_mean(tf.square(tf.matmul(tf.matmul(x, weights.first - 0.1 * slope), weights.second)))
+            weights.first.assign_sub(0.1 * slope)
+            weights.descend(outer, moved, "second")
+            return loss
+
+        with pytest.raises(CaptureError, match=r"'first' trains it .* as in MAML"):
+            step(np.ones([4, 3]), np.ones([4, 3]))
+
+
+def a_gradient_in_a_loop() -> None:
+    weights = Weights(0)
+    with AutoDist() as autodist:
+
+        @autodist.function
+        def step(x: tf.Tensor, y: tf.Tensor) -> None:
+            for _ in tf.range(2):
+                with tf.GradientTape() as tape:
+                    loss = weights.loss(x, y)
+                weights.descend(tape, loss, "first")
+
+        with pytest.raises(CaptureError, match=r"inside a loop body, branch or function"):
+            step(np.ones([4, 3]), np.ones([4, 3]))
+
+
+@pytest.mark.parametrize("case", [meta_learning, a_gradient_in_a_loop], ids=lambda case: case.__name__)
+def test_what_cannot_be_exact_is_refused_by_name(cluster: Cluster, case: Callable[[], None]) -> None:
+    cluster.run(case)

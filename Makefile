@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-all lint ruff format-check mypy imports proto-check proto clean
+.PHONY: demo test test-all fuzz lint ruff format-check mypy imports proto-check proto clean
 
 demo: $(INSTALLED)
 	TF_CPP_MIN_LOG_LEVEL=1 $(BIN)/autodist run --local 2 examples/digits.py --compare
@@ -15,6 +15,9 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED)
 	$(BIN)/pytest
+
+fuzz: $(INSTALLED)
+	FUZZ_EXAMPLES=2000 $(BIN)/pytest -s tests/test_random_programs.py
 
 lint: ruff format-check mypy imports proto-check
 

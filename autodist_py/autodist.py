@@ -89,7 +89,9 @@ class AutoDist:
         share_seed(self._cluster, seed, key=f"{self._name}/seed")
         options = Options(batch=batch, fetch_reduction=fetch_reduction, sum_duplicates=sum_duplicates)
         observers = [Dump(settings.dump_dir, self._name)] if settings.dump_dir else []
-        self._compiler = Compiler(self._name, self._cluster, self.resources, builder, options, observers)
+        self._compiler = Compiler(
+            self._name, self._cluster, self.resources, builder, options, observers, settings.checked_steps
+        )
         self._functions: list[DistributedFunction] = []
         self._scope: GraphScope | None = None
         self._session: DistributedSession | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist_py.kernel.analysis import analyse, require_replicated_writes
+from autodist_py.kernel.analysis import analyse, varying_writes
 from autodist_py.kernel.device import Place, resolve
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.pipeline import CompiledProgram, compile
@@ -26,6 +26,7 @@ from autodist_py.runtime.cluster import Cluster
 from autodist_py.runtime.copies import Copies
 from autodist_py.runtime.executor import Executor
 from autodist_py.runtime.initial_values import broadcast
+from autodist_py.runtime.input_check import InputCheck
 from autodist_py.runtime.kept import Kept
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
 
@@ -43,6 +44,7 @@ class Compiler:
         builder: StrategyBuilder,
         options: Options,
         observers: Sequence[Observer] = (),
+        checked_steps: int = 0,
     ):
         self.cluster = cluster
         self._copies = Copies()
@@ -51,6 +53,7 @@ class Compiler:
         self._builder = builder
         self._options = options
         self._observers = observers
+        self._checked_steps = checked_steps if options.batch == "global" else 0
         self._broadcast: Kept[None] = Kept()  # the variables whose values are the chief's
         self._next_agreement = 0
 
@@ -92,7 +95,9 @@ class Compiler:
         program = compile(item, strategy, place, options, observers=self._observers)
         self.cluster.next_instance_key = program.next_instance_key
         self._require_same_launches(program)
-        return StepProgram(self._executor(program, variables, state, name), self.cluster)
+        fed = [source.name for source in item.inputs if source.kind == "feed"]
+        check = InputCheck(self.cluster, self._key("inputs"), fed, steps=self._checked_steps)
+        return StepProgram(self._executor(program, variables, state, name), self.cluster, check)
 
     def alone(
         self,
@@ -112,7 +117,13 @@ class Compiler:
         """
         written = {v.name: variables[v.name] for v in item.variables if v.update_ops}
         if self._options.batch == "local" and self.cluster.num_workers > 1:
-            require_replicated_writes(item, analyse(replace(item, statistics=()), batch="local"))
+            # Nobody else takes part, so nothing is combined.
+            for variable, writer in varying_writes(item, analyse(replace(item, statistics=()), batch="local")):
+                raise CaptureError(
+                    f"variable '{variable}' is written by '{writer}' with what depends on this worker's own part of "
+                    'the batch (batch="local"), in a run that each worker does by itself, so that it would differ '
+                    "between workers. Write it in the training step, or not at all"
+                )
         everywhere = Strategy(node_config=(), replicas=self._resources.replica_devices)
         place = self.place(everywhere).alone()
         if written or not any(source.batched for source in item.inputs):
@@ -215,18 +226,21 @@ class Compiler:
 class StepProgram:
     """A distributed program: counts its steps, and reports the cluster's one cause when it fails."""
 
-    def __init__(self, executor: Executor, cluster: Cluster):
+    def __init__(self, executor: Executor, cluster: Cluster, check_inputs: InputCheck):
         self._executor = executor
         self._cluster = cluster
+        self._check_inputs = check_inputs
 
     def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
         """One step, together with all other workers.
 
         Raises:
             WorkerFailedError: another worker failed; the message names it, and why.
+            ClusterError: the workers are given different batches.
         """
         self._cluster.check()
         self._cluster.step += 1
+        self._check_inputs(feeds)
         try:
             results = self._executor.run(feeds)
         except tf.errors.OpError as error:

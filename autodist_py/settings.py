@@ -22,6 +22,7 @@ HEARTBEAT_TIMEOUT_VARIABLE = "AUTODIST_HEARTBEAT_TIMEOUT"
 EXIT_GRACE_VARIABLE = "AUTODIST_EXIT_GRACE"
 COORDINATOR_PORT_VARIABLE = "AUTODIST_COORDINATOR_PORT"
 SERVER_PORT_VARIABLE = "AUTODIST_SERVER_PORT"
+CHECKED_STEPS_VARIABLE = "AUTODIST_CHECKED_STEPS"
 
 WORKER_VARIABLES = (RANK_VARIABLE, COORDINATOR_VARIABLE, WORKER_OUTPUT_VARIABLE)
 """What belongs to one process of one run, and must not be inherited by another run."""
@@ -40,6 +41,7 @@ class Settings:
     `rank` and `coordinator` (host:port) are set for the workers that a chief launched, and None in the chief.
     `worker_output` is a file descriptor for the other workers' lines, open in this process.
     `server_port` is the TensorFlow server's port on rank 0, and rank r takes `server_port + r`; 0 means any free one.
+    `checked_steps` is for how many steps the workers compare what they are given, with `batch="global"`.
     `exit_grace` is how long a process may take to end by itself once the run has failed.
     """
 
@@ -54,6 +56,7 @@ class Settings:
     exit_grace: float = 2.5
     coordinator_port: int = 0
     server_port: int = 0
+    checked_steps: int = 10
 
     def __post_init__(self) -> None:
         if (self.rank is None) != (self.coordinator is None):
@@ -89,6 +92,7 @@ class Settings:
             exit_grace=_seconds(given, EXIT_GRACE_VARIABLE, defaults.exit_grace),
             coordinator_port=_integer(given, COORDINATOR_PORT_VARIABLE, 0, most=65535) or 0,
             server_port=_integer(given, SERVER_PORT_VARIABLE, 0, most=65535) or 0,
+            checked_steps=_integer(given, CHECKED_STEPS_VARIABLE, defaults.checked_steps, most=2**31 - 1) or 0,
         )
 
 

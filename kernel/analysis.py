@@ -1,6 +1,6 @@
 """What is known of a captured program before anything is rewritten; asked once, on the single-device graph."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import networkx as nx
@@ -80,21 +80,26 @@ def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
     )
 
 
+def varying_writes(item: GraphItem, analysis: Analysis) -> Iterator[tuple[str, str]]:
+    """(variable, op that writes it) for every write of what differs between replicas."""
+    for variable in item.variables:
+        for writer in variable.update_ops:
+            if writer in analysis.varying:
+                yield variable.name, writer
+
+
 def require_replicated_writes(item: GraphItem, analysis: Analysis) -> None:
     """Refuse what replicas cannot be kept equal by: state written from what is not combined over them.
 
     Raises:
         CaptureError: the variable, and the op that writes it.
     """
-    for variable in item.variables:
-        for writer in variable.update_ops:
-            if writer in analysis.varying:
-                raise CaptureError(
-                    f"variable '{variable.name}' is written by '{writer}' with what differs between replicas, and "
-                    "is neither a sum nor a mean over examples, nor computed from such (as metrics and moving averages "
-                    "are). This version cannot combine such writes: move the write out of the step, or train on one "
-                    "device"
-                )
+    for variable, writer in varying_writes(item, analysis):
+        raise CaptureError(
+            f"variable '{variable}' is written by '{writer}' with what differs between replicas, and is neither a sum "
+            "nor a mean over examples, nor computed from such (as metrics and moving averages are). This version "
+            "cannot combine such writes: move the write out of the step, or train on one device"
+        )
     for node in analysis.captured.of_type(WRITES_RESOURCE):
         if node.name in analysis.varying:
             raise CaptureError(

@@ -219,8 +219,10 @@ def _strided_slice(operands: Operands) -> Extent:
         if begin is None or end is None or stride != [1] or masks["ellipsis"] or masks["new_axis"]:
             return OTHER
         first = 0 if masks["begin"] & 1 else begin[0]
+        if first < 0 and operands.leading[0] is not None:
+            first += operands.leading[0]
         if masks["shrink_axis"] & 1:
-            return COUNT if first == 0 else SAME if first > 0 or operands.leading[0] not in (None, -first) else OTHER
+            return COUNT if first == 0 else SAME if first > 0 else OTHER
         return SHAPE if first == 0 else SAME if first > 0 else OTHER
     if extent is not ROWS or stride is None:
         return extent if extent in (SUM, MEAN) else OTHER
@@ -315,7 +317,7 @@ def _matmul(operands: Operands) -> Extent:
     if left is ROWS and right is not ROWS:
         return OTHER if turned[0] else ROWS
     if left is ROWS and right is ROWS:
-        return SUM if turned[0] and not turned[1] else OTHER if turned[0] else ROWS
+        return SUM if turned[0] and not turned[1] else OTHER
     if left in (SUM, MEAN) and right is SAME:
         return left
     return right if right in (SUM, MEAN) and left is SAME else OTHER

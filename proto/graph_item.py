@@ -20,6 +20,7 @@ from autodist_py.proto.text import count, known_names, short, table
 AGGREGATIONS = ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
 INPUT_KINDS = ("feed", "state")
 LOSS_REDUCTIONS = ("mean", "sum")
+OUTPUT_REDUCTIONS = ("", *LOSS_REDUCTIONS, "rows", "same")
 STATISTIC_REDUCTIONS = ("sum", "mean", "rows", "share")
 
 GRAPH_DEF_URL = "type.googleapis.com/tensorflow.GraphDef"
@@ -125,7 +126,8 @@ class Input:
 class Output:
     """A tensor that a step returns, such as `loss:0`; the shape is None where the rank is unknown.
 
-    `reduction` is how it combines examples, "mean" or "sum"; "": not known, or it does not.
+    `reduction` is what it does with examples: "mean" or "sum"; "rows", it has one for each; "same", it does not depend
+    on a replica's own ones; "": not known.
     """
 
     tensor: str
@@ -135,9 +137,7 @@ class Output:
 
     def __post_init__(self) -> None:
         _require_name(self.tensor, "an output's tensor name")
-        require_member(
-            self.reduction, ("", *LOSS_REDUCTIONS), f"reduction of output {self.tensor!r}", error=GraphItemError
-        )
+        require_member(self.reduction, OUTPUT_REDUCTIONS, f"reduction of output {self.tensor!r}", error=GraphItemError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +177,8 @@ class GraphItem:
         table_initializers: names of the ops that fill lookup tables.
         savers: serialized tensorflow.SaverDefs.
         statistics: what else is combined over replicas, beside gradients and outputs.
+        local_ops: names of ops that mix examples and are computed of each replica's own ones (batch normalization,
+            in-batch negatives), so that what follows differs from one device.
 
     Raises:
         GraphItemError: parts contradict each other.
@@ -192,6 +194,7 @@ class GraphItem:
     table_initializers: tuple[str, ...] = ()
     savers: tuple[bytes, ...] = ()
     statistics: tuple[Statistic, ...] = ()
+    local_ops: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_member(self.loss_reduction, LOSS_REDUCTIONS, "loss_reduction", error=GraphItemError)
@@ -249,6 +252,7 @@ class GraphItem:
             ),
             run_ops=self.run_ops,
             loss_reduction=self.loss_reduction,
+            local_ops=self.local_ops,
         )
         message.variables.extend(
             pb.GraphItem.VariableInfo(
@@ -329,6 +333,7 @@ class GraphItem:
             statistics=tuple(
                 Statistic(one.tensor, one.dtype, _shape_of(one) or (), one.reduction) for one in message.statistics
             ),
+            local_ops=tuple(message.local_ops),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -369,6 +374,7 @@ class GraphItem:
                 ((one.tensor, one.dtype, _shape_text(one.shape), one.reduction) for one in self.statistics),
             ),
             f"runs each step: {', '.join(self.run_ops) or '-'}",
+            f"mixes each replica's own examples: {', '.join(self.local_ops) or '-'}",
         ]
         return "\n\n".join(sections)
 

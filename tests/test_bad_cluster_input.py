@@ -57,6 +57,15 @@ CASES = {
         "    session.run(train, {x: np.ones(4)})\n",
         ("'x' [4]. Make it None",),
     ),
+    "data that differ between workers": (
+        JOIN
+        + "step = autodist.function(update)\n"
+        + "rng = np.random.default_rng(0)\n"
+        + "for i in range(9):\n"
+        + "    x = rng.normal(size=[4, 3]).astype(np.float32)\n"
+        + "    step(x[::-1] if i == 4 and autodist.rank == 1 else x)\n",
+        ("same global batch, but 'x' of worker 1 differs from the chief's", 'AutoDist(batch="local")'),
+    ),
     "a write that differs": (
         JOIN
         + "drawn = tf.Variable(0, name='drawn')\n"

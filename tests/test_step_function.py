@@ -234,7 +234,7 @@ def each_worker_by_itself_must_not_write_state_from_its_part() -> None:
         if autodist.num_workers == 1:
             step(X)
         else:
-            with pytest.raises(CaptureError, match="depends on a replica's own examples"):
+            with pytest.raises(CaptureError, match="depends on this worker's own part of the batch"):
                 step(X)
 
 

@@ -26,6 +26,7 @@ from autodist_py.proto.graph_item import Gradient, GraphItem, Statistic, Variabl
 _QUOTIENTS = frozenset({"Div", "DivNoNan", "RealDiv"})
 _ASSIGN = "AssignVariableOp"
 _ADDS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
+_PRODUCTS = frozenset({"BatchMatMulV2", "Einsum", "MatMul"})
 _TERMS = frozenset({"Add", "AddN", "AddV2", "Identity"})
 _AGAIN = "again"
 """Not combined by one reduction, but computed again, from what is combined."""
@@ -79,7 +80,7 @@ def with_statistics(
         if (gradient.reduction or item.loss_reduction) == "sum":
             surgery.separate_terms(gradient)
     outputs = tuple(
-        replace(output, tensor=surgery.result(output.tensor), reduction=plan.reduction((output.tensor,)))
+        replace(output, tensor=surgery.result(output.tensor), reduction=plan.result_reduction(output.tensor))
         for output in item.outputs
     )
     return replace(
@@ -88,6 +89,7 @@ def with_statistics(
         gradients=gradients,
         outputs=outputs,
         statistics=tuple(surgery.statistics),
+        local_ops=tuple(plan.local),
     )
 
 
@@ -132,6 +134,8 @@ class _Plan:
         """Tensors that the losses, and back-propagation, read combined."""
         self.edges: dict[Edge, str] = {}
         self.deltas: list[str] = []
+        self.local: list[str] = []
+        """Ops that mix a replica's own examples where one device mixes all."""
 
     def make(self) -> None:
         """Find all extents and edges."""
@@ -166,6 +170,12 @@ class _Plan:
             return "sum"
         return rows if kinds == {Extent.ROWS} else ""
 
+    def result_reduction(self, tensor: str) -> str:
+        """What the result `tensor` does with examples."""
+        if self._extent(tensor) is Extent.SAME or self.is_again(tensor):
+            return "same"
+        return self.reduction((tensor,), rows="rows")
+
     def terms(self, tensor: str) -> tuple[list[str], list[str]]:
         """The terms that `tensor` is the sum of: those that depend on examples, and the others."""
         if op_of(tensor) not in self._varying:
@@ -193,6 +203,7 @@ class _Plan:
         self._extents.clear()
         self.edges.clear()
         self.deltas.clear()
+        self.local.clear()
         for name in self._graph.dataflow_order(self._region):
             self._extents[name] = self._visit(self._graph.nodes[name])
 
@@ -244,7 +255,10 @@ class _Plan:
         if node.name in self._random or not all(self._can_combine(node.name, name, one) for _, name, one in wanted):
             if result is Extent.OTHER and node.name in self._writers:
                 self._fall_back(node, self._writers[node.name])
-            return result
+            pairs_rows = node.op in _PRODUCTS and extents[0] is Extent.ROWS
+            if mixes or pairs_rows:
+                self.local.append(node.name)
+            return Extent.ROWS if pairs_rows else result
         for index, tensor, extent in wanted:
             if node.name in self._loss_region:
                 self._of_losses[str(parse(tensor))] = _REDUCTIONS[extent]
@@ -280,6 +294,7 @@ class _Plan:
         """A write whose value cannot be traced to statistics: combine the value itself, as the variable says."""
         if node.op not in _ADDS | {_ASSIGN} or not tf.as_dtype(variable.dtype).is_floating:
             return
+        self.local.append(node.name)
         if variable.aggregation == "SUM" and node.op == _ASSIGN:
             self.deltas.append(node.name)
         else:

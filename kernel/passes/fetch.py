@@ -76,7 +76,8 @@ def _part(program: Program, output: Output) -> Part:
             "the first dimension, the batch, may be unknown. Return it with the batch first, or with a static shape"
         )
     default = program.options.fetch_reduction if dtype.is_floating else "first"
-    return Part(copies, dtype, output.shape, output.reduction or default)
+    known = output.reduction in ("mean", "sum")
+    return Part(copies, dtype, output.shape, output.reduction if known else default)
 
 
 def _rows(program: Program, output: Output, copies: tuple[str, ...]) -> Part:

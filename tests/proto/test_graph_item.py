@@ -78,6 +78,7 @@ def graph_items(draw):
         table_initializers=tuple(draw(st.lists(names, max_size=2))),
         savers=tuple(draw(st.lists(st.binary(max_size=8), max_size=2))),
         statistics=tuple(draw(statistics)),
+        local_ops=tuple(draw(st.lists(names, max_size=2))),
     )
 
 
@@ -177,6 +178,8 @@ def test_the_text_form_is_a_table_per_kind(item):
         "statistic  dtype  shape  combined by",
         "",
         "runs each step: train",
+        "",
+        "mixes each replica's own examples: -",
     ]
 
 

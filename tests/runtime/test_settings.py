@@ -28,11 +28,12 @@ def test_every_variable_is_read():
             "AUTODIST_EXIT_GRACE": "1",
             "AUTODIST_COORDINATOR_PORT": "4000",
             "AUTODIST_SERVER_PORT": "5000",
+            "AUTODIST_CHECKED_STEPS": "3",
         }
     )
 
     assert settings == Settings(
-        2, "127.0.0.1:4000", Path("spec.yaml"), 5, Path("dump"), "DEBUG", 9.5, 7.0, 1.0, 4000, 5000
+        2, "127.0.0.1:4000", Path("spec.yaml"), 5, Path("dump"), "DEBUG", 9.5, 7.0, 1.0, 4000, 5000, 3
     )
 
 

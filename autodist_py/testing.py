@@ -1,0 +1,190 @@
+"""For tests of your own: whether a step does, distributed, what it does on one device.
+
+from autodist_py.testing import assert_equivalent
+
+def test_my_step():
+    model, optimizer = make_model()
+    assert_equivalent(lambda x, y: train_step(model, optimizer, x, y), batches)
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from autodist_py.capture.assemble import CaptureOptions
+from autodist_py.capture.function import CapturedFunction
+from autodist_py.function import DistributedFunction
+from autodist_py.kernel.device import Place, Replica
+from autodist_py.kernel.pipeline import compile
+from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
+from autodist_py.runtime.copies import Copies
+from autodist_py.runtime.executor import Executor
+from autodist_py.strategy_builders.all_reduce import AllReduce
+from autodist_py.strategy_builders.base import build_strategy
+
+CPU = "/device:CPU:0"
+TOLERANCES = {np.dtype(np.float64): 1e-9}
+"""The largest relative difference that rounding explains, by type; 1e-4 for those not named."""
+
+
+class NotEquivalentError(AssertionError):
+    """A step does, distributed, something else than on one device; the message says what, and by how much."""
+
+
+@dataclass(slots=True)
+class Comparison:
+    """How far a distributed step is from one device.
+
+    Attributes:
+        differences: for each variable and result the largest difference after any step, relative to the largest value
+            of the tensor; infinite for integers, texts and shapes that differ.
+        first: the first variable or result over its tolerance, and the step (from 1); None: there is none.
+    """
+
+    differences: dict[str, float] = field(default_factory=dict)
+    first: tuple[str, int] | None = None
+
+    def note(self, name: str, step: int, actual: Any, expected: Any, tolerance: float | None) -> None:
+        """Compare two values of one tensor."""
+        actual, expected = np.asarray(actual), np.asarray(expected)
+        difference = relative_difference(actual, expected)
+        self.differences[name] = max(self.differences.get(name, 0.0), difference)
+        allowed = TOLERANCES.get(expected.dtype, 1e-4) if tolerance is None else tolerance
+        if self.first is None and not difference <= allowed:
+            self.first = (name, step)
+
+    def __str__(self) -> str:
+        width = max(map(len, self.differences), default=0)
+        lines = [f"{name:<{width}}  {value:.1e}" for name, value in self.differences.items()]
+        if self.first is not None:
+            lines.append(f"'{self.first[0]}' is the first to differ, at step {self.first[1]}")
+        return "\n".join(lines)
+
+
+def relative_difference(actual: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference of two arrays, relative to the largest value of the second; infinite if incomparable."""
+    if actual.dtype != expected.dtype or actual.shape != expected.shape:
+        return float("inf")
+    if not np.issubdtype(expected.dtype, np.inexact):
+        return 0.0 if np.array_equal(actual, expected) else float("inf")
+    if not expected.size:
+        return 0.0
+    if not np.array_equal(np.isfinite(actual), np.isfinite(expected)):
+        return float("inf")
+    finite = np.isfinite(expected)
+    scale = max(float(np.max(np.abs(expected), where=finite, initial=0.0)), float(np.finfo(expected.dtype).tiny))
+    return float(np.max(np.abs(actual - expected), where=finite, initial=0.0)) / scale
+
+
+def compare(
+    step: Callable[..., Any],
+    distributed: DistributedFunction,
+    inputs: Sequence[Sequence[Any]],
+    *,
+    tolerance: float | None = None,
+) -> Comparison:
+    """Train `step` on one device and distributed, from the same state on the same inputs, and compare after each step.
+
+    The variables that it uses are those of the distributed run at the end.
+
+    Args:
+        step: a step of one device.
+        distributed: what `autodist.function` made of it.
+        inputs: for each step its arguments, with the whole batch.
+        tolerance: the largest relative difference that is no difference; None: by type, see `TOLERANCES`.
+    """
+    variables = distributed.captured(*inputs[0]).variables
+    is_function = isinstance(step, tf.types.experimental.PolymorphicFunction)
+    single = step if is_function else tf.function(step, reduce_retracing=True)
+    initial = _values(variables)
+    expected = []
+    for arguments in inputs:
+        results = single(*tf.nest.map_structure(_as_tensor, list(arguments)))
+        expected.append((_plain(results), _values(variables)))
+    for name, value in initial.items():
+        variables[name].assign(value)
+    comparison = Comparison()
+    for number, (arguments, (results, values)) in enumerate(zip(inputs, expected, strict=True), start=1):
+        actual = _plain(distributed(*arguments))
+        for position, (got, wanted) in enumerate(zip(tf.nest.flatten(actual), tf.nest.flatten(results), strict=True)):
+            if wanted is not None:
+                comparison.note(f"result {position}", number, got, wanted, tolerance)
+        for name, value in _values(variables).items():
+            comparison.note(name, number, value, values[name], tolerance)
+    return comparison
+
+
+def assert_equivalent(
+    step: Callable[..., Any],
+    inputs: Sequence[Sequence[Any]],
+    *,
+    replicas: int = 2,
+    batched: Collection[str] | None = None,
+    tolerance: float | None = None,
+    loss_reduction: str = "mean",
+) -> Comparison:
+    """`step` does the same on one device and as `replicas` in this process, which share its CPU.
+
+    Args:
+        step: a step as `autodist.function` takes it, not yet distributed.
+        inputs: for each step (three or more) its arguments, with the whole batch. Use float64 where you can: there a
+            mistake cannot hide behind rounding.
+        replicas: how many.
+        batched: see `AutoDist.function`.
+        tolerance: the largest relative difference that is no difference; None: by type, see `TOLERANCES`.
+        loss_reduction: see `AutoDist`.
+
+    Raises:
+        NotEquivalentError: a variable or result differs.
+    """
+    distributed = DistributedFunction(
+        step,
+        lambda name, captured: _Replicas(captured, replicas, name),
+        name="step",
+        options=CaptureOptions(loss_reduction),
+        batched=batched,
+    )
+    comparison = compare(step, distributed, inputs, tolerance=tolerance)
+    if comparison.first is not None:
+        raise NotEquivalentError(
+            f"distributed over {replicas} replicas, the step does not do what it does on one device. The largest "
+            f"relative differences:\n{comparison}"
+        )
+    return comparison
+
+
+class _Replicas:
+    """A captured step as several replicas on this process's CPU."""
+
+    def __init__(self, captured: CapturedFunction, count: int, name: str):
+        resources = ResourceSpec((NodeSpec("127.0.0.1", cpus=tuple(range(count))),))
+        strategy = build_strategy(AllReduce(), captured.item, resources)
+        devices = [CPU] * count
+        place = Place(0, tuple(Replica(index, 0, device) for index, device in enumerate(devices)))
+        self._copies = Copies()
+        variables = {
+            (variable_name, position): copy
+            for variable_name, variable in captured.variables.items()
+            for position, copy in enumerate(self._copies.of(variable, devices))
+        }
+        program = compile(captured.item, strategy, place)
+        self._executor = Executor(program, variables, captured.state, name=name.replace("/", "_"))
+
+    def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
+        """One step."""
+        return self._executor.run(feeds)
+
+
+def _values(variables: Mapping[str, tf.Variable]) -> dict[str, np.ndarray]:
+    return {name: np.array(variable) for name, variable in variables.items()}
+
+
+def _as_tensor(value: Any) -> Any:
+    return tf.convert_to_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _plain(results: Any) -> Any:
+    return tf.nest.map_structure(lambda leaf: leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf, results)

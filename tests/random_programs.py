@@ -1,0 +1,205 @@
+"""Random small programs: expressions over a batch, with a loss, a write and results among them.
+
+An expression is a list of operations, each on values made before; one that TensorFlow refuses is left out. So every
+list is a program, and hypothesis can make it shorter.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from autodist_py import AutoDist, CaptureError
+from autodist_py.testing import Comparison, compare
+
+FEATURES = 3
+CLASSES = 4
+SIZES = (7, 5, 8)
+MAX_RANK = 3
+TOLERANCE = 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """`name` of the values number `first` and `second` (counted from the last one made), and a choice it may need."""
+
+    name: str
+    first: int
+    second: int
+    choice: int
+
+    def __str__(self) -> str:
+        return f"{self.name}(-{self.first}, -{self.second}, {self.choice})"
+
+
+@dataclass(frozen=True, slots=True)
+class RandomProgram:
+    """The operations; how the loss reduces its value; what is written, and how."""
+
+    operations: tuple[Operation, ...]
+    loss: str
+    write: str
+
+    def __str__(self) -> str:
+        return "; ".join([*map(str, self.operations), f"loss {self.loss}", f"write {self.write}"])
+
+
+def _axis(choice: int, rank: int) -> Any:
+    return [None, 0, -1, [0, rank - 1], rank - 1][choice % 5]
+
+
+def _reduce(reduction: Callable[..., Any]) -> Callable[..., Any]:
+    def operation(a: tf.Tensor, b: tf.Tensor, choice: int) -> tf.Tensor:
+        return reduction(a, axis=_axis(choice, a.shape.rank), keepdims=choice % 2 == 0)
+
+    return operation
+
+
+def _unary(function: Callable[[tf.Tensor], tf.Tensor]) -> Callable[..., Any]:
+    return lambda a, b, choice: function(a)
+
+
+def _binary(function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Callable[..., Any]:
+    return lambda a, b, choice: function(a, b)
+
+
+OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    "tanh": _unary(tf.tanh),
+    "square": _unary(tf.square),
+    "root": _unary(lambda a: tf.sqrt(tf.abs(a) + 1.0)),
+    "negative": _unary(tf.negative),
+    "stop": _unary(tf.stop_gradient),
+    "softmax": _unary(tf.nn.softmax),
+    "single": _unary(lambda a: tf.cast(tf.cast(a, tf.float32), tf.float64)),
+    "floor": _unary(tf.floor),
+    "sign": _unary(lambda a: tf.cast(a > 0.1, tf.float64)),
+    "add": _binary(tf.add),
+    "subtract": _binary(tf.subtract),
+    "multiply": _binary(tf.multiply),
+    "divide": _binary(lambda a, b: a / (1.0 + tf.square(b))),
+    "ratio": _binary(tf.math.divide_no_nan),
+    "maximum": _binary(tf.maximum),
+    "where": _binary(lambda a, b: tf.where(a > 0.0, a, b)),
+    "matmul": _binary(tf.matmul),
+    "matmul_turned": _binary(lambda a, b: tf.matmul(a, b, transpose_b=True)),
+    "covariance": _binary(lambda a, b: tf.matmul(a, b, transpose_a=True)),
+    "concat": lambda a, b, choice: tf.concat([a, b], axis=choice % 2),
+    "stack": lambda a, b, choice: tf.stack([a, b], axis=choice % 2),
+    "sum": _reduce(tf.reduce_sum),
+    "mean": _reduce(tf.reduce_mean),
+    "max": _reduce(tf.reduce_max),
+    "product": _reduce(lambda a, **options: tf.reduce_prod(tf.tanh(a), **options)),
+    "half_square": _unary(tf.nn.l2_loss),
+    "transpose": _unary(tf.transpose),
+    "expand": lambda a, b, choice: tf.expand_dims(a, [0, 1, -1][choice % 3]),
+    "squeeze": lambda a, b, choice: tf.squeeze(a, [0, 1, -1][choice % 3]),
+    "flatten": _unary(lambda a: tf.reshape(a, [-1])),
+    "reshape": lambda a, b, choice: tf.reshape(a, [-1, choice % 3 + 1]),
+    "fold": lambda a, b, choice: tf.reshape(a, [tf.shape(a)[0], -1]),
+    "first_column": _unary(lambda a: a[:, :1]),
+    "last": _unary(lambda a: a[..., -1]),
+    "tail": _unary(lambda a: a[1:]),
+    "rows": _unary(lambda a: tf.cast(tf.shape(a)[0], tf.float64)),
+    "size": _unary(lambda a: tf.cast(tf.size(a), tf.float64)),
+    "ones_like": _unary(tf.ones_like),
+    "zeros_of_shape": _unary(lambda a: tf.zeros(tf.shape(a), tf.float64)),
+    "broadcast": _binary(lambda a, b: tf.broadcast_to(a, tf.shape(b))),
+    "tile": lambda a, b, choice: tf.tile(a, [1, choice % 3 + 1]),
+    "reverse": lambda a, b, choice: tf.reverse(a, [choice % 2]),
+    "cumulate": lambda a, b, choice: tf.cumsum(a, axis=choice % 2),
+    "largest": lambda a, b, choice: tf.cast(tf.argmax(a, axis=choice % 2), tf.float64),
+    "sort": lambda a, b, choice: tf.sort(a, axis=[0, -1][choice % 2]),
+    "gather_columns": lambda a, b, choice: tf.gather(a, [0, 1, 0], axis=1),
+    "one_hot": _unary(lambda a: tf.one_hot(tf.cast(tf.abs(a), tf.int32), 3, dtype=tf.float64)),
+    "moments": lambda a, b, choice: tf.nn.moments(a, axes=[0])[choice % 2],
+    "branch": _binary(lambda a, b: tf.cond(tf.reduce_sum(a) > 0.0, lambda: a * 2.0, lambda: a - 1.0)),
+}
+
+LOSSES: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = {
+    "mean": tf.reduce_mean,
+    "sum": lambda value: 0.01 * tf.reduce_sum(value),
+    "each": lambda value: 0.01 * value,
+}
+
+
+def _evaluate(program: RandomProgram, x: tf.Tensor, ids: tf.Tensor, w: tf.Tensor, variables: Any) -> list[tf.Tensor]:
+    table, kernel, scale = variables
+    values = [
+        tf.constant([[0.5, -1.0, 2.0]], tf.float64),
+        scale * 1.0,
+        w,
+        tf.gather(table, ids),
+        tf.tanh(tf.matmul(x, kernel)),
+        x,
+    ]
+    for operation in program.operations:
+        first, second = (values[-1 - index % len(values)] for index in (operation.first, operation.second))
+        try:
+            made = OPERATIONS[operation.name](first, second, operation.choice)
+        except (ValueError, tf.errors.InvalidArgumentError):
+            continue
+        if made.shape.rank is not None and made.shape.rank <= MAX_RANK:
+            values.append(made)
+    return values
+
+
+def run(program: RandomProgram) -> str:
+    """Compare `program` with one device.
+
+    Returns:
+        "equal"; "refused: ..." by a CaptureError; "invalid" where one device cannot run it; or where nothing is
+        promised: "unknown result", "unknown loss", or "local", which mixes the examples of a replica.
+
+    Raises:
+        AssertionError: it differs; the message has the program.
+    """
+    rng = np.random.default_rng(1)
+    inputs = [
+        (rng.normal(size=(n, FEATURES)), rng.integers(0, CLASSES, n), rng.integers(0, 3, n).astype(np.float64))
+        for n in SIZES
+    ]
+    variables = [
+        tf.Variable(rng.normal(size=(CLASSES, FEATURES)), name="table"),
+        tf.Variable(rng.normal(size=(FEATURES, 2)), name="kernel"),
+        tf.Variable(rng.normal(size=FEATURES), name="scale"),
+    ]
+    written = tf.Variable(0.0, dtype=tf.float64, shape=tf.TensorShape([]), trainable=False, name="written")
+
+    @tf.function(input_signature=[tf.TensorSpec([None, *array.shape[1:]], array.dtype) for array in inputs[0]])
+    def step(x: tf.Tensor, ids: tf.Tensor, w: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            values = _evaluate(program, x, ids, w, variables)
+            loss = LOSSES[program.loss](values[-1])
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            if gradient is not None:
+                variable.assign_sub(0.05 * tf.clip_by_norm(tf.convert_to_tensor(gradient), 1.0))
+        value = tf.reduce_mean(values[-2])
+        if program.write == "add":
+            written.assign_add(value)
+        elif program.write == "decay":
+            written.assign(0.9 * written + tf.reduce_sum(values[-2]))
+        elif program.write == "largest":
+            written.assign(tf.maximum(written, tf.reduce_max(values[-2])))
+        return [one for one in values[-3:] if one.shape[1:].is_fully_defined()], written.read_value()
+
+    try:
+        step(*map(tf.constant, inputs[0]))
+    except (tf.errors.InvalidArgumentError, ValueError):
+        return "invalid"
+    with AutoDist() as autodist:
+        distributed = autodist.function(step)
+        try:
+            item = distributed.captured(*inputs[0]).item
+            if item.local_ops:
+                return "local"
+            if any(not output.reduction for output in item.outputs):
+                return "unknown result"
+            if any(not gradient.reduction for gradient in item.gradients):
+                return "unknown loss"
+            comparison: Comparison = compare(step, distributed, inputs, tolerance=TOLERANCE)
+        except CaptureError as error:
+            return f"refused: {error}"
+    assert comparison.first is None, f"{program}\n{comparison}\n{item}"
+    return "equal"

@@ -1,0 +1,52 @@
+"""Random programs, compiled and compared with one device. `make fuzz` runs many more."""
+
+import os
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from tests import random_programs
+from tests.cluster_pool import TWO_REPLICAS, TWO_WORKERS, Cluster
+from tests.random_programs import LOSSES, OPERATIONS, Operation, RandomProgram
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
+SEED = int(os.environ.get("FUZZ_SEED", "1"))
+
+operations = st.builds(
+    Operation, st.sampled_from(sorted(OPERATIONS)), st.integers(0, 5), st.integers(0, 5), st.integers(0, 9)
+)
+programs = st.builds(
+    RandomProgram,
+    st.lists(operations, min_size=1, max_size=12).map(tuple),
+    st.sampled_from(sorted(LOSSES)),
+    st.sampled_from(["nothing", "add", "decay", "largest"]),
+)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "cluster", [TWO_REPLICAS, TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
+)
+def test_random_programs_do_what_one_device_does(cluster: Cluster) -> None:
+    outcomes: Counter[str] = Counter()
+
+    @seed(SEED)
+    @settings(
+        max_examples=EXAMPLES if cluster.shape is TWO_REPLICAS else EXAMPLES // 5,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+    )
+    @given(programs)
+    def trial(program: RandomProgram) -> None:
+        (outcome, *_) = cluster.run(random_programs.run, program=program)
+        outcomes[outcome.partition(":")[0]] += 1
+
+    trial()
+    print(dict(outcomes))
+    tried = outcomes.total() - outcomes["invalid"]
+    assert outcomes["refused"] <= 0.05 * tried, outcomes
+    assert outcomes["equal"] >= 0.4 * tried, outcomes

@@ -1,0 +1,87 @@
+"""What users check their own steps with: `autodist_py.testing`."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autodist_py.testing import Comparison, relative_difference
+
+PREAMBLE = """
+import numpy as np, tensorflow as tf
+from autodist_py.testing import NotEquivalentError, assert_equivalent
+
+weight = tf.Variable(np.ones(3), name="weight")
+inputs = [(np.random.default_rng(n).normal(size=(5, 3)), np.ones(5)) for n in range(3)]
+
+def step(x, y):
+    with tf.GradientTape() as tape:
+        loss = loss_of(x, y)
+    weight.assign_sub(0.1 * tape.gradient(loss, weight))
+    return {"loss": loss, "y": y}
+"""
+
+
+def script(body: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "check.py"
+    path.write_text(textwrap.dedent(PREAMBLE) + textwrap.dedent(body))
+    return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.timeout(120)
+def test_an_equivalent_step_passes_and_the_variables_have_been_trained(tmp_path):
+    body = """
+    def loss_of(x, y):
+        return tf.reduce_mean((tf.linalg.matvec(x, weight) - y) ** 2)
+
+    print(assert_equivalent(step, inputs, replicas=3))
+    assert not np.allclose(weight, 1.0)
+    """
+    done = script(body, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["result", "result", "weight"]
+
+
+@pytest.mark.timeout(120)
+def test_a_step_that_is_not_equivalent_is_shown_with_what_differs_first(tmp_path):
+    body = """
+    def loss_of(x, y):  # A mean of means of a replica's own: not what one device computes.
+        return tf.math.log(tf.reduce_mean(tf.exp(tf.linalg.matvec(x, weight))))
+
+    try:
+        assert_equivalent(step, inputs)
+    except NotEquivalentError as error:
+        print(error)
+    """
+    done = script(body, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "does not do what it does on one device" in done.stdout
+    assert "'weight' is the first to differ, at step 1" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "difference"),
+    [
+        (np.array([1.0, 2.0]), np.array([1.0, 2.0]), 0.0),
+        (np.array([1.0, 2.5]), np.array([1.0, 2.0]), 0.25),
+        (np.array([1, 2]), np.array([1, 3]), np.inf),
+        (np.array([np.nan, 1.0]), np.array([np.nan, 1.0]), 0.0),
+        (np.array([np.nan, 1.0]), np.array([0.0, 1.0]), np.inf),
+        (np.array([1.0]), np.array([1.0, 1.0]), np.inf),
+        (np.zeros(0), np.zeros(0), 0.0),
+        (np.float32(1.0), np.float64(1.0), np.inf),
+    ],
+)
+def test_the_relative_difference_of_two_arrays(actual, expected, difference):
+    assert relative_difference(np.asarray(actual), np.asarray(expected)) == difference
+
+
+def test_a_comparison_keeps_the_largest_difference_and_the_first_over_its_tolerance():
+    comparison = Comparison()
+    comparison.note("a", 1, 1.0, 1.0, None)
+    comparison.note("b", 2, 1.5, 1.0, None)
+    comparison.note("a", 3, 3.0, 1.0, None)
+    assert (comparison.differences, comparison.first) == ({"a": 2.0, "b": 0.5}, ("b", 2))

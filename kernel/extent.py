@@ -109,8 +109,8 @@ def _quotient(operands: Operands) -> Extent:
         return _elementwise(operands)
     if under is SAME and over in FIXED | {PLUS}:
         return over
-    if under is COUNT and over in (SUM, COUNT):
-        return MEAN if over is SUM else SAME
+    if over is SUM and under is COUNT:
+        return MEAN
     return _elementwise(operands)
 
 
@@ -130,7 +130,7 @@ def _cast(operands: Operands) -> Extent:
     extent = operands.extents[0]
     if extent in (ROWS, SHAPE):
         return extent
-    exact = target != tf.bool and (extent is COUNT or target.is_floating or not source.is_floating)
+    exact = target != tf.bool and (target.is_floating or not source.is_floating)
     return extent if exact and extent in FIXED | {PLUS} else OTHER
 
 
@@ -237,7 +237,7 @@ def _strided_slice(operands: Operands) -> Extent:
 def _pack(operands: Operands) -> Extent:
     axis = operands.node.attr["axis"].i
     first, *rest = operands.extents
-    if first is COUNT and axis == 0 and all(extent is SAME for extent in rest):
+    if first is COUNT and operands.ranks[0] == 0 and all(extent is SAME for extent in rest):
         return SHAPE
     if set(operands.extents) <= {MEAN, SAME}:
         return MEAN
@@ -253,7 +253,8 @@ def _concat(operands: Operands) -> Extent:
         return OTHER
     if set(parts) == {ROWS}:
         return ROWS if axes[0] > 0 else OTHER
-    if parts[0] in (SHAPE, COUNT) and axes[0] == 0 and all(part is SAME for part in parts[1:]):
+    begins = parts[0] is SHAPE or (parts[0] is COUNT and operands.leading[0] == 1)
+    if begins and operands.ranks[0] == 1 and all(part is SAME for part in parts[1:]):
         return SHAPE
     return MEAN if set(parts) <= {MEAN, SAME} else SUM if set(parts) <= {SUM, COUNT} else OTHER
 
@@ -383,6 +384,8 @@ def _gather(operands: Operands) -> Extent:
 
 
 def _gather_of_rows(operands: Operands) -> Extent:
+    if operands.node.attr["batch_dims"].i if "batch_dims" in operands.node.attr else 0:
+        return OTHER
     return ROWS if operands.extents[0] is SAME and operands.extents[1] is ROWS else OTHER
 
 
@@ -391,7 +394,7 @@ def _table_find(operands: Operands) -> Extent:
 
 
 def _batch_norm(operands: Operands) -> tuple[Extent, ...]:
-    rows = ROWS if operands.extents[0] is ROWS else OTHER
+    rows = ROWS if operands.extents[0] is ROWS and set(operands.extents[1:]) == {SAME} else OTHER
     if not operands.node.attr["is_training"].b:
         return (rows, SAME, SAME, SAME, SAME, SAME)
     return (rows, MEAN if rows is ROWS else OTHER, OTHER, OTHER, OTHER, OTHER)

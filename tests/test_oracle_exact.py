@@ -201,6 +201,26 @@ def an_average_over_a_constant_batch(model: Model, x: tf.Tensor, y: tf.Tensor, w
     return tf.nn.compute_average_loss(model.losses(x, y)[0], sample_weight=w, global_batch_size=8), ()
 
 
+def rows_that_are_picked_by_their_number(
+    model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor
+) -> Any:
+    numbers = tf.range(tf.shape(x, out_type=tf.int64)[0])
+    picked = tf.gather_nd(tf.nn.log_softmax(model.losses(x, y)[1]), tf.stack([numbers, y], axis=1))
+    return -tf.reduce_mean(picked), ()
+
+
+def a_normalizer_of_two_kinds(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    doubled = 2.0 * tf.reduce_sum(w)
+    mean = tf.reduce_sum(model.losses(x, y)[0] * w)
+    return mean / tf.sqrt(doubled) + mean / tf.maximum(tf.reduce_sum(w), 1.0), ()
+
+
+def a_sum_by_the_number_of_rows(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    rows = tf.cast(tf.shape(x)[0], tf.float64)
+    loss = (tf.reduce_sum(model.losses(x, y)[0]) + tf.nn.l2_loss(model.kernel)) / rows
+    return loss + tf.nn.l2_loss(model.bias) * tf.sqrt(rows), tf.cast(rows * 0.5, tf.int32)
+
+
 def an_average_with_a_regularizer(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
     loss = tf.nn.compute_average_loss(model.losses(x, y)[0], global_batch_size=8) + 0.1 * tf.nn.l2_loss(model.kernel)
     model.total.assign_add(loss)
@@ -250,6 +270,9 @@ CASES = [
     keras_losses,
     a_sum_that_nobody_declared,
     an_average_over_a_constant_batch,
+    rows_that_are_picked_by_their_number,
+    a_normalizer_of_two_kinds,
+    a_sum_by_the_number_of_rows,
     an_average_with_a_regularizer,
     a_loss_for_each_example,
     results_of_every_kind,

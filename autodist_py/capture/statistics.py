@@ -12,6 +12,7 @@ statistics of activations, stay a replica's own.
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import tensorflow as tf
 
@@ -127,8 +128,7 @@ class _Plan:
         self._trained = whole.dataflow_descendants(trained & whole.nodes.keys(), blocked=self._seams)
         raw = {op_of(name) for seam in self._seams for name in whole.nodes[seam].input if not name.startswith("^")}
         self._trains = self._loss_region | whole.dataflow_ancestors(raw, blocked=self._seams)
-        sources = {op_of(tensor) for tensor in self._rows} | self._random | self._unknown
-        self._varying = whole.dataflow_descendants(sources, blocked=self._seams)
+        self._sources = {op_of(tensor) for tensor in self._rows} | self._random | self._unknown
         self._extents: dict[str, tuple[Extent, ...]] = {}
         self._of_losses: dict[str, str] = {}
         """Tensors that the losses, and back-propagation, read combined."""
@@ -139,11 +139,14 @@ class _Plan:
 
     def make(self) -> None:
         """Find all extents and edges."""
-        found = -1
-        while found < len(self._of_losses):
-            found = len(self._of_losses)
+        known: dict[str, str] | None = None
+        while known != self._of_losses:
+            known = dict(self._of_losses)
             self._evaluate()
-            if found == len(self._of_losses):
+            for tensor in known:
+                if self._extent(tensor) not in FIXED:  # What it is computed from is combined now.
+                    self._of_losses.pop(tensor, None)
+            if known == self._of_losses:
                 self._of_losses |= dict.fromkeys(self._normalizers(), "share")
         for name in self._trains & self._graph.nodes.keys():
             for index, tensor in enumerate(self._graph.nodes[name].input):
@@ -172,13 +175,33 @@ class _Plan:
 
     def result_reduction(self, tensor: str) -> str:
         """What the result `tensor` does with examples."""
-        if self._extent(tensor) is Extent.SAME or self.is_again(tensor):
+        extent = self._extent(tensor)
+        if extent is Extent.SAME or self.is_again(tensor):
             return "same"
+        if extent is Extent.PLUS:
+            return ""
         return self.reduction((tensor,), rows="rows")
+
+    @cached_property
+    def _differing(self) -> set[str]:
+        """Ops whose results differ between replicas, when statistics are combined."""
+        found: set[str] = set()
+        for name in self._graph.dataflow_order(self._graph.nodes):
+            reads = self._graph.nodes[name].input
+            if name not in self._seams and (
+                name in self._sources
+                or any(
+                    op_of(read) in found and self.edges.get((name, index), "share") == "share"
+                    for index, read in enumerate(reads)
+                    if not read.startswith("^")
+                )
+            ):
+                found.add(name)
+        return found
 
     def terms(self, tensor: str) -> tuple[list[str], list[str]]:
         """The terms that `tensor` is the sum of: those that depend on examples, and the others."""
-        if op_of(tensor) not in self._varying:
+        if op_of(tensor) not in self._differing:
             return [], [tensor]
         node = self._graph.nodes[op_of(tensor)]
         reads = [name for name in node.input if not name.startswith("^")]
@@ -233,17 +256,20 @@ class _Plan:
         operands = self._operands(node, reads, extents)
         result = extent_of(operands)
         if isinstance(result, tuple):
+            if any(extent is Extent.OTHER for extent in result):
+                self.local.append(node.name)
             return result
         if result is Extent.PLUS and node.name not in self._loss_region & self._trained:
             result = Extent.OTHER  # Its terms are combined by themselves.
-        if result in FIXED and node.op == "Cast" and tf.as_dtype(node.attr["DstT"].type) not in CARRIED:
+        if result in FIXED and self._is_uncarried_cast(node.name):
             result = Extent.OTHER  # What cannot be combined after the cast is combined before it.
-        return (self._combined_first(node, reads, extents, result),)
+        return (self._combined_first(node, reads, operands, result),)
 
     def _combined_first(
-        self, node: tf.compat.v1.NodeDef, reads: Sequence[str], extents: Sequence[Extent], result: Extent
+        self, node: tf.compat.v1.NodeDef, reads: Sequence[str], operands: Operands, result: Extent
     ) -> Extent:
         """The extent of `node` when what it reads is combined first where it must and can be."""
+        extents = operands.extents
         mixes = result is Extent.ROWS and any(one not in (Extent.ROWS, Extent.SAME) for one in extents)
         if result is not Extent.OTHER and not mixes:
             return result
@@ -256,15 +282,41 @@ class _Plan:
             if result is Extent.OTHER and node.name in self._writers:
                 self._fall_back(node, self._writers[node.name])
             pairs_rows = node.op in _PRODUCTS and extents[0] is Extent.ROWS
-            if mixes or pairs_rows:
+            is_ratio = node.op in _QUOTIENTS and set(extents) == {Extent.SUM}  # See `_normalizers`.
+            if (
+                node.name in self._loss_region
+                and not is_ratio
+                and (partly := self._partly_combined(node, reads, operands, wanted))
+            ):
+                return partly
+            if mixes or pairs_rows or node.name in self._loss_region:
                 self.local.append(node.name)
-            return Extent.ROWS if pairs_rows else result
+            is_rows = (mixes or pairs_rows) and self._tensor_of(f"{node.name}:0").shape[1:].is_fully_defined()
+            return Extent.ROWS if is_rows else Extent.OTHER
         for index, tensor, extent in wanted:
             if node.name in self._loss_region:
                 self._of_losses[str(parse(tensor))] = _REDUCTIONS[extent]
             else:
                 self.edges[node.name, index] = _REDUCTIONS[extent]
         return Extent.ROWS if mixes else Extent.SAME
+
+    def _partly_combined(
+        self,
+        node: tf.compat.v1.NodeDef,
+        reads: Sequence[str],
+        operands: Operands,
+        wanted: Sequence[tuple[int, str, Extent]],
+    ) -> Extent | None:
+        """The extent of an op of a loss when only some of what it reads can be combined, if that is enough."""
+        some = {index for index, tensor, extent in wanted if self._can_combine(node.name, tensor, extent)}
+        extents = tuple(Extent.SAME if index in some else one for index, one in enumerate(operands.extents))
+        result = extent_of(replace(operands, extents=extents)) if some else Extent.OTHER
+        if isinstance(result, tuple) or result in (Extent.OTHER, Extent.ROWS):
+            return None
+        for index, tensor, extent in wanted:
+            if index in some:
+                self._of_losses[str(parse(tensor))] = _REDUCTIONS[extent]
+        return result
 
     def _can_combine(self, reader: str, tensor: str, extent: Extent) -> bool:
         """Whether `reader` may be given the combined `tensor`, which is of this extent on each replica."""
@@ -275,9 +327,16 @@ class _Plan:
             return reader not in self._loss_region and self._can_compute_again(op_of(tensor))
         if dtype not in CARRIED or shape.rank is None:
             return False
+        if reader in self._loss_region and not dtype.is_floating and not self._is_uncarried_cast(reader):
+            return False  # A size or an index: it is of the replica's own rows.
         if extent is Extent.ROWS:
             return bool(shape[1:].is_fully_defined())
         return extent in FIXED and bool(shape.is_fully_defined())
+
+    def _is_uncarried_cast(self, op: str) -> bool:
+        """A cast to a type that collectives do not carry, as of the number of random numbers that are drawn."""
+        node = self._graph.nodes.get(op)
+        return node is not None and node.op == "Cast" and tf.as_dtype(node.attr["DstT"].type) not in CARRIED
 
     def _can_compute_again(self, op: str) -> bool:
         """Whether what a loss is computed by can be computed of all examples too, beside the replica's own value."""

@@ -76,8 +76,8 @@ def _part(program: Program, output: Output) -> Part:
             "the first dimension, the batch, may be unknown. Return it with the batch first, or with a static shape"
         )
     default = program.options.fetch_reduction if dtype.is_floating else "first"
-    known = output.reduction in ("mean", "sum")
-    return Part(copies, dtype, output.shape, output.reduction if known else default)
+    known = {"mean": "mean", "sum": "sum", "same": "first"}
+    return Part(copies, dtype, output.shape, known.get(output.reduction, default))
 
 
 def _rows(program: Program, output: Output, copies: tuple[str, ...]) -> Part:

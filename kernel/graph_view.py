@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import networkx as nx
+import numpy as np
 import tensorflow as tf
 
 from autodist_py.kernel.names import op_of, parse
@@ -201,6 +202,13 @@ class GraphView:
         graph = tf.compat.v1.GraphDef(versions=self.versions, node=self.nodes.values())
         graph.library.function.extend(self.functions)
         return graph
+
+    def constant(self, tensor: str) -> np.ndarray | None:
+        """The value of `tensor` where it is a constant; None for every other tensor."""
+        node = self.nodes[op_of(tensor)]
+        while node.op == "Identity":
+            node = self.nodes[op_of(node.input[0])]
+        return np.asarray(tf.make_ndarray(node.attr["value"].tensor)) if node.op == "Const" else None
 
     def is_within(self, other: "GraphView") -> bool:
         """Whether `other` has all names of ops and functions that this graph has."""

@@ -1,5 +1,6 @@
 """What a pass is, how passes are run, and how a graph is edited: collect the edits, apply them in one walk."""
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol
 
@@ -96,8 +97,7 @@ class Edits:
         return graph.changed(added=self._added, replaced=replaced)
 
     def _edited(self, original: tf.compat.v1.NodeDef) -> tf.compat.v1.NodeDef:
-        node = tf.compat.v1.NodeDef()
-        node.CopyFrom(original)
+        node = copy.deepcopy(original)
         redirected = self._tensors.get(node.name, {})
         for index, name in enumerate(node.input):
             replacement = self._inputs.get((node.name, index), redirected.get(name))

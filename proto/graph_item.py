@@ -6,7 +6,7 @@ VariableDefs and the SaverDefs are bytes here, so that this module works without
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from google.protobuf.any_pb2 import Any
@@ -14,6 +14,7 @@ from google.protobuf.any_pb2 import Any
 from autodist_py.proto import graphitem_pb2 as pb
 from autodist_py.proto import wire
 from autodist_py.proto.checks import require_member, require_unique
+from autodist_py.proto.dtypes import ITEM_SIZES
 from autodist_py.proto.errors import GraphItemError
 from autodist_py.proto.text import count, known_names, short, table
 
@@ -26,16 +27,6 @@ STATISTIC_REDUCTIONS = ("sum", "mean", "rows", "share")
 GRAPH_DEF_URL = "type.googleapis.com/tensorflow.GraphDef"
 VARIABLE_DEF_URL = "type.googleapis.com/tensorflow.VariableDef"
 SAVER_DEF_URL = "type.googleapis.com/tensorflow.SaverDef"
-
-# Bytes per element, by the name of the element type. A type that is not listed (string, variant) has no fixed size.
-_ITEM_SIZES: Mapping[str, int] = {
-    **dict.fromkeys(("bool", "int8", "uint8", "qint8", "quint8", "int4", "uint4", "int2", "uint2"), 1),
-    **dict.fromkeys(("float8_e5m2", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2fnuz"), 1),
-    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16", "qint16", "quint16"), 2),
-    **dict.fromkeys(("float32", "int32", "uint32", "qint32"), 4),
-    **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
-    "complex128": 16,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +55,7 @@ class Variable:
     @property
     def nbytes(self) -> int:
         """Size of the value in bytes; 0 for element types without a fixed size, such as `string`."""
-        return self.num_elements * _ITEM_SIZES.get(self.dtype, 0)
+        return self.num_elements * ITEM_SIZES.get(self.dtype, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ them is named by position, and attributes that hold counters, debug information 
 dropped, as are colocation groups, whose names are counted.
 """
 
+import copy
 import hashlib
 from collections.abc import Collection
 
@@ -79,14 +80,12 @@ class _Library:
 
 def _numbered(original: tf.compat.v1.NodeDef) -> tf.compat.v1.NodeDef:
     """A copy of a FunctionDef without a name, whose arguments, ops and results are named by their position."""
-    function = type(original)()
-    function.CopyFrom(original)
+    function = copy.deepcopy(original)
     function.signature.name = ""
     function.signature.ClearField("description")
-    function.attr.clear()
     for key in original.attr:
-        if not key.startswith("_"):
-            function.attr[key].CopyFrom(original.attr[key])
+        if key.startswith("_"):
+            del function.attr[key]
     ops = {argument.name: f"arg_{index}" for index, argument in enumerate(function.signature.input_arg)}
     ops |= {node.name: f"{node.op}_{index}" for index, node in enumerate(function.node_def)}
     results = {argument.name: f"result_{index}" for index, argument in enumerate(function.signature.output_arg)}

@@ -1,5 +1,6 @@
 """The local program: a compiled graph as one TensorFlow function over the user's own variables."""
 
+import copy
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence, Set
@@ -71,11 +72,10 @@ def _not_waiting(node: tf.compat.v1.NodeDef, ops: Set[str]) -> tf.compat.v1.Node
     gone = [name for name in node.input if name[0] == "^" and name[1:] in ops]
     if not gone:
         return node
-    copy = tf.compat.v1.NodeDef()
-    copy.CopyFrom(node)
+    waiting_less = copy.deepcopy(node)
     for name in gone:
-        copy.input.remove(name)
-    return copy
+        waiting_less.input.remove(name)
+    return waiting_less
 
 
 def _own_functions(graph: tf.compat.v1.GraphDef, *, suffix: str) -> None:

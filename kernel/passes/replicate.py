@@ -1,5 +1,6 @@
 """Replicate: one copy of the step per local replica."""
 
+import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -51,9 +52,11 @@ class Replicate:
             for name, node in view.nodes.items():
                 if name in shared:
                     continue
-                nodes.append(_moved(node, position, replica.device, shared))
+                moved = _moved(node, position, replica.device, shared)
                 if replica.index and name in differing:
-                    nodes += _own_streams([_silent(nodes.pop())], replica.index, renamed)
+                    nodes += _own_streams([_silent(moved)], replica.index, renamed)
+                else:
+                    nodes.append(moved)
             functions += _own_functions(view, replica.index, renamed)
         result = replace(program, graph=view.made_of(nodes, functions), shared=frozenset(shared))
         return replace(
@@ -76,8 +79,7 @@ def _shared(view: GraphView) -> set[str]:
 
 def _once(original: tf.compat.v1.NodeDef, host: str) -> tf.compat.v1.NodeDef:
     """A copy of `original` that stands once on this worker."""
-    node = tf.compat.v1.NodeDef()
-    node.CopyFrom(original)
+    node = copy.deepcopy(original)
     node.device = node.device or host
     node.attr.pop("_class", None)
     return node
@@ -85,8 +87,7 @@ def _once(original: tf.compat.v1.NodeDef, host: str) -> tf.compat.v1.NodeDef:
 
 def _moved(original: tf.compat.v1.NodeDef, position: int, device: str, shared: set[str]) -> tf.compat.v1.NodeDef:
     """A copy of `original` in local replica `position`."""
-    node = tf.compat.v1.NodeDef()
-    node.CopyFrom(original)
+    node = copy.deepcopy(original)
     node.name = on_replica(position, original.name)
     node.attr.pop("_class", None)
     for index, name in enumerate(original.input):
@@ -145,8 +146,7 @@ def _fold(
 
 def _own_functions(view: GraphView, replica: int, renamed: dict[str, str]) -> Iterator[tf.compat.v1.NodeDef]:
     for name, own_name in sorted(renamed.items()):
-        function = type(view.library[name])()
-        function.CopyFrom(view.library[name])
+        function = copy.deepcopy(view.library[name])
         function.signature.name = own_name
         nodes = list(_own_streams(list(function.node_def), replica, renamed, in_function=True))
         del function.node_def[:]

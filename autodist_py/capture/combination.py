@@ -1,0 +1,343 @@
+"""Which values replicas must combine: the extent of each tensor that matters, and the edges that carry statistics."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from autodist_py.kernel.analysis import random_ops
+from autodist_py.kernel.batch import batched_tensors
+from autodist_py.kernel.cross_device_ops.collective import CARRIED
+from autodist_py.kernel.extent.rules import extent_of, is_known
+from autodist_py.kernel.extent.values import FIXED, Extent, Operands
+from autodist_py.kernel.graph_view import ITERATOR_NEXT, SHOWS, GraphView
+from autodist_py.kernel.names import op_of, parse
+from autodist_py.proto.graph_item import GraphItem, Variable
+
+AGAIN = "again"
+"""Not combined by one reduction, but computed again, from what is combined."""
+
+_QUOTIENTS = frozenset({"Div", "DivNoNan", "RealDiv"})
+_ASSIGN = "AssignVariableOp"
+_ADDS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
+_PRODUCTS = frozenset({"BatchMatMulV2", "Einsum", "MatMul"})
+_TERMS = frozenset({"Add", "AddN", "AddV2", "Identity"})
+_SUMS = frozenset({Extent.SUM, Extent.COUNT, Extent.PLUS})
+_REDUCTIONS = {
+    Extent.SUM: "sum",
+    Extent.COUNT: "sum",
+    Extent.MEAN: "mean",
+    Extent.ROWS: "rows",
+    Extent.PLUS: AGAIN,
+    Extent.OTHER: AGAIN,
+}
+
+Edge = tuple[str, int]
+"""An op and the position of one of its inputs."""
+
+
+class _Read(NamedTuple):
+    """One data input of an op."""
+
+    position: int
+    tensor: str
+    extent: Extent
+
+
+class Combination:
+    """The extents of all that a loss, write or result is computed from, and the edges that must carry statistics."""
+
+    def __init__(
+        self,
+        item: GraphItem,
+        whole: GraphView,
+        losses: Sequence[Sequence[str]],
+        tensor_of: Callable[[str], tf.Tensor],
+        batch: str,
+    ):
+        self._graph, self._tensor_of = whole, tensor_of
+        self._seams = {op_of(tensor) for gradient in item.gradients for tensor in gradient.tensors}
+        self._rows = {str(parse(tensor.name)) for tensor in batched_tensors(item, whole)}
+        self._random = random_ops(whole)
+        self._unknown: set[str] = set()
+        if batch == "local":
+            self._unknown = {one.name for one in item.inputs if one.kind == "feed" and not one.batched}
+            self._unknown |= {node.name for node in whole.of_type(ITERATOR_NEXT)}
+        targets = {op_of(tensor) for tensors in losses for tensor in tensors}
+        self._loss_region = whole.dataflow_ancestors(targets, blocked=self._seams)
+        self._writers = {
+            writer: variable for variable in item.variables for writer in variable.update_ops if writer in whole.nodes
+        }
+        ends = {
+            *self._writers,
+            *(node.name for node in whole.of_type(SHOWS)),
+            *(op_of(output.tensor) for output in item.outputs),
+        }
+        self._region = self._loss_region | whole.dataflow_ancestors(ends, blocked=self._seams)
+        trained = {gradient.variable for gradient in item.gradients}
+        self._trained = whole.dataflow_descendants(trained & whole.nodes.keys(), blocked=self._seams)
+        raw = {op_of(name) for seam in self._seams for name in whole.nodes[seam].input if not name.startswith("^")}
+        self._trains = self._loss_region | whole.dataflow_ancestors(raw, blocked=self._seams)
+        self._sources = {op_of(tensor) for tensor in self._rows} | self._random | self._unknown
+        self._extents: dict[str, tuple[Extent, ...]] = {}
+        self._of_losses: dict[str, str] = {}
+        """Tensors that the losses, and back-propagation, read combined."""
+        self.edges: dict[Edge, str] = {}
+        self.deltas: list[str] = []
+        self.local: list[str] = []
+        """Ops that mix a replica's own examples where one device mixes all."""
+
+    def make(self) -> None:
+        """Find all extents and edges."""
+        known: dict[str, str] | None = None
+        while known != self._of_losses:
+            known = dict(self._of_losses)
+            self._evaluate()
+            for tensor in known:
+                if self._extent(tensor) not in FIXED:  # What it is computed from is combined now.
+                    self._of_losses.pop(tensor, None)
+            if known == self._of_losses:
+                self._of_losses |= dict.fromkeys(self._normalizers(), "share")
+        for name in self._trains & self._graph.nodes.keys():
+            for index, tensor in enumerate(self._graph.nodes[name].input):
+                if not tensor.startswith("^") and str(parse(tensor)) in self._of_losses:
+                    self.edges[name, index] = self._of_losses[str(parse(tensor))]
+        self.edges = dict(sorted(self.edges.items()))  # Sets of names have another order in every process.
+
+    @property
+    def varies(self) -> bool:
+        """Whether anything differs between replicas."""
+        return any(extent is not Extent.SAME for extents in self._extents.values() for extent in extents)
+
+    def reduction(self, tensors: Sequence[str], *, rows: str = "") -> str:
+        """How the sum of `tensors` combines examples: "mean", "sum" or, where it is not known, ""; `rows` for rows."""
+        kinds = {self._extent(tensor) for tensor in tensors}
+        if Extent.MEAN in kinds and kinds <= {Extent.MEAN, Extent.SAME}:
+            return "mean"
+        if kinds & _SUMS and kinds <= _SUMS | {Extent.SAME}:
+            return "sum"
+        return rows if kinds == {Extent.ROWS} else ""
+
+    def result_reduction(self, tensor: str) -> str:
+        """What the result `tensor` does with examples."""
+        extent = self._extent(tensor)
+        if extent is Extent.SAME or self.is_again(tensor):
+            return "same"
+        if extent is Extent.PLUS:
+            return ""
+        return self.reduction((tensor,), rows="rows")
+
+    @cached_property
+    def _differing(self) -> set[str]:
+        """Ops whose results differ between replicas, when statistics are combined."""
+        found: set[str] = set()
+        for name in self._graph.dataflow_order(self._graph.nodes):
+            reads = self._graph.nodes[name].input
+            if name not in self._seams and (
+                name in self._sources
+                or any(
+                    op_of(read) in found and self.edges.get((name, index), "share") == "share"
+                    for index, read in enumerate(reads)
+                    if not read.startswith("^")
+                )
+            ):
+                found.add(name)
+        return found
+
+    def terms(self, tensor: str) -> tuple[list[str], list[str]]:
+        """The terms that `tensor` is the sum of: those that depend on examples, and the others."""
+        if op_of(tensor) not in self._differing:
+            return [], [tensor]
+        node = self._graph.nodes[op_of(tensor)]
+        reads = [name for name in node.input if not name.startswith("^")]
+        shape = self._tensor_of(tensor).shape
+        alike = shape.is_fully_defined() and all(self._tensor_of(name).shape == shape for name in reads)
+        if node.op not in _TERMS or not alike:
+            return [tensor], []
+        parts = [self.terms(name) for name in reads]
+        return [one for own, _ in parts for one in own], [one for _, others in parts for one in others]
+
+    def is_again(self, tensor: str) -> bool:
+        """Whether the result `tensor` must be computed again for all examples."""
+        extent = self._extent(tensor)
+        return extent in (Extent.PLUS, Extent.OTHER) and self._can_combine("", tensor, extent)
+
+    def reduction_again(self, tensor: str) -> str:
+        """How `tensor` is combined before something is computed again from it; "": it is the same everywhere."""
+        extent = self._extent(tensor)
+        return "" if extent is Extent.SAME else _REDUCTIONS[extent]
+
+    def _evaluate(self) -> None:
+        self._extents.clear()
+        self.edges.clear()
+        self.deltas.clear()
+        self.local.clear()
+        for name in self._graph.dataflow_order(self._region):
+            self._extents[name] = self._visit(self._graph.nodes[name])
+
+    def _read(self, reader: str, tensor: str) -> Extent:
+        """The extent of `tensor` as `reader` reads it."""
+        combined = self._of_losses.get(str(parse(tensor))) if reader in self._trains else None
+        if combined is not None:
+            return Extent.COUNT if combined == "share" else Extent.SAME
+        return self._extent(tensor)
+
+    def _extent(self, tensor: str) -> Extent:
+        name = parse(tensor)
+        extents = self._extents.get(name.op, (Extent.SAME,))
+        return extents[name.output if len(extents) > 1 else 0]
+
+    def _visit(self, node: tf.compat.v1.NodeDef) -> tuple[Extent, ...]:
+        own_rows = [str(parse(f"{node.name}:{index}")) in self._rows for index in range(_num_outputs(node))]
+        if any(own_rows):
+            rest = Extent.OTHER if node.name in self._unknown else Extent.SAME
+            return tuple(Extent.ROWS if has_rows else rest for has_rows in own_rows)
+        if node.name in self._unknown:
+            return (Extent.OTHER,)
+        reads = [name for name in node.input if not name.startswith("^")]
+        extents = tuple(self._read(node.name, tensor) for tensor in reads)
+        if all(extent is Extent.SAME for extent in extents):
+            return (Extent.OTHER if node.name in self._random else Extent.SAME,)
+        operands = self._operands(node, reads, extents)
+        result = extent_of(operands)
+        if isinstance(result, tuple):
+            if any(extent is Extent.OTHER for extent in result):
+                self.local.append(node.name)
+            return result
+        if result is Extent.PLUS and node.name not in self._loss_region & self._trained:
+            result = Extent.OTHER  # Its terms are combined by themselves.
+        if result in FIXED and self._is_uncarried_cast(node.name):
+            result = Extent.OTHER  # What cannot be combined after the cast is combined before it.
+        return (self._combined_first(node, reads, operands, result),)
+
+    def _combined_first(
+        self, node: tf.compat.v1.NodeDef, reads: Sequence[str], operands: Operands, result: Extent
+    ) -> Extent:
+        """The extent of `node`, whose own rule gives `result`, when what it reads is combined where it must be."""
+        mixes = result is Extent.ROWS and any(one not in (Extent.ROWS, Extent.SAME) for one in operands.extents)
+        if result is not Extent.OTHER and not mixes:
+            return result
+        wanted = [
+            _Read(index, tensor, extent)
+            for index, (tensor, extent) in enumerate(zip(reads, operands.extents, strict=True))
+            if extent is not Extent.SAME and not (mixes and extent is Extent.ROWS)
+        ]
+        if node.name in self._random or not all(self._can_combine(node.name, one.tensor, one.extent) for one in wanted):
+            return self._uncombined(node, operands, wanted, mixes=mixes)
+        self._combine(node.name, wanted)
+        return Extent.ROWS if mixes else Extent.SAME
+
+    def _combine(self, reader: str, wanted: Iterable[_Read]) -> None:
+        for position, tensor, extent in wanted:
+            if reader in self._loss_region:
+                self._of_losses[str(parse(tensor))] = _REDUCTIONS[extent]
+            else:
+                self.edges[reader, position] = _REDUCTIONS[extent]
+
+    def _uncombined(
+        self, node: tf.compat.v1.NodeDef, operands: Operands, wanted: Sequence[_Read], *, mixes: bool
+    ) -> Extent:
+        """The extent of an op that needs more combined than can be: as much as can be is, the rest stays local."""
+        if not mixes and node.name in self._writers:
+            self._fall_back(node, self._writers[node.name])
+        is_ratio = node.op in _QUOTIENTS and set(operands.extents) == {Extent.SUM}  # See `_normalizers`.
+        if node.name in self._loss_region and not is_ratio:
+            partly = self._partly_combined(node, operands, wanted)
+            if partly is not Extent.OTHER:
+                return partly
+        pairs_rows = node.op in _PRODUCTS and operands.extents[0] is Extent.ROWS
+        if mixes or pairs_rows or node.name in self._loss_region:
+            self.local.append(node.name)
+        has_rows = (mixes or pairs_rows) and self._tensor_of(f"{node.name}:0").shape[1:].is_fully_defined()
+        return Extent.ROWS if has_rows else Extent.OTHER
+
+    def _partly_combined(self, node: tf.compat.v1.NodeDef, operands: Operands, wanted: Iterable[_Read]) -> Extent:
+        """The extent of an op of a loss when what can be combined is, if that is enough to know it."""
+        some = {one.position: one for one in wanted if self._can_combine(node.name, one.tensor, one.extent)}
+        extents = tuple(Extent.SAME if index in some else one for index, one in enumerate(operands.extents))
+        result = extent_of(replace(operands, extents=extents)) if some else Extent.OTHER
+        if isinstance(result, tuple) or result is Extent.ROWS:
+            return Extent.OTHER
+        if result is not Extent.OTHER:
+            self._combine(node.name, some.values())
+        return result
+
+    def _can_combine(self, reader: str, tensor: str, extent: Extent) -> bool:
+        """Whether `reader` may be given the combined `tensor`, which is of this extent on each replica."""
+        if reader in self._loss_region and (extent is Extent.ROWS or op_of(tensor) in self._trained):
+            return False
+        shape, dtype = self._tensor_of(tensor).shape, self._tensor_of(tensor).dtype
+        if extent in (Extent.PLUS, Extent.OTHER):
+            return reader not in self._loss_region and self._can_compute_again(op_of(tensor))
+        if dtype not in CARRIED or shape.rank is None:
+            return False
+        if reader in self._loss_region and not dtype.is_floating and not self._is_uncarried_cast(reader):
+            return False  # A size or an index: it is of the replica's own rows.
+        if extent is Extent.ROWS:
+            return bool(shape[1:].is_fully_defined())
+        return extent in FIXED and bool(shape.is_fully_defined())
+
+    def _is_uncarried_cast(self, op: str) -> bool:
+        """A cast to a type that collectives do not carry, as of the number of random numbers that are drawn."""
+        node = self._graph.nodes.get(op)
+        return node is not None and node.op == "Cast" and tf.as_dtype(node.attr["DstT"].type) not in CARRIED
+
+    def _can_compute_again(self, op: str) -> bool:
+        """Whether what a loss is computed by can be computed of all examples too, beside the replica's own value."""
+        node = self._graph.nodes[op]
+        if op not in self._loss_region or op in self._random or not is_known(node.op):
+            return False
+        reads = [(tensor, self._extent(tensor)) for tensor in node.input if not tensor.startswith("^")]
+        return all(
+            extent is Extent.SAME or (extent is not Extent.ROWS and self._can_combine("", tensor, extent))
+            for tensor, extent in reads
+        )
+
+    def _fall_back(self, node: tf.compat.v1.NodeDef, variable: Variable) -> None:
+        """A write whose value cannot be traced to statistics: combine the value itself, as the variable says."""
+        if node.op not in _ADDS | {_ASSIGN} or not tf.as_dtype(variable.dtype).is_floating:
+            return
+        self.local.append(node.name)
+        if variable.aggregation == "SUM" and node.op == _ASSIGN:
+            self.deltas.append(node.name)
+        else:
+            self.edges[node.name, 1] = "sum" if variable.aggregation == "SUM" else "mean"
+
+    def _normalizers(self) -> Iterator[str]:
+        """Sums over examples by which a loss divides another, and that no gradient flows through.
+
+        With the sum over all examples, times the replica's share of them, in their place the quotient is a mean.
+        """
+        for name in self._loss_region:
+            if self._graph.nodes[name].op not in _QUOTIENTS:
+                continue
+            over, under = self._graph.nodes[name].input[:2]
+            if self._read(name, over) is not Extent.SUM or self._read(name, under) is not Extent.SUM:
+                continue
+            below = self._graph.dataflow_descendants([name], blocked=self._seams) & self._loss_region
+            of_rows = any(extent is Extent.ROWS for op in below for extent in self._extents.get(op, ()))
+            if not of_rows and self._can_combine(name, under, Extent.SUM):
+                yield str(parse(under))
+
+    def _operands(self, node: tf.compat.v1.NodeDef, reads: Sequence[str], extents: tuple[Extent, ...]) -> Operands:
+        shapes = [self._tensor_of(tensor).shape for tensor in reads]
+        row = shapes[0][1:] if shapes[0].rank else tf.TensorShape(None)
+        return Operands(
+            node=node,
+            extents=extents,
+            ranks=tuple(shape.rank for shape in shapes),
+            leading=tuple(shape[0] if shape.rank else None for shape in shapes),
+            row_elements=math.prod(row.as_list()) if row.is_fully_defined() else None,
+            constants=tuple(
+                self._graph.constant(tensor) if extent is Extent.SAME else None
+                for tensor, extent in zip(reads, extents, strict=True)
+            ),
+        )
+
+
+def _num_outputs(node: tf.compat.v1.NodeDef) -> int:
+    """The number of results, as far as they can be rows of different inputs."""
+    return len(node.attr["output_types"].list.type) if node.op in ITERATOR_NEXT else 1

@@ -15,14 +15,18 @@ from autodist_py.capture.graph import GraphScope
 from autodist_py.compiler import Compiler
 from autodist_py.dump import Dump
 from autodist_py.function import DistributedFunction, Program
+from autodist_py.kernel.analysis import op_types
 from autodist_py.kernel.program import Options
+from autodist_py.one_device import OneDeviceStep
 from autodist_py.proto.errors import AutoDistError, CaptureError
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy
+from autodist_py.recording import RecordedProgram, Recorder
 from autodist_py.resources import load_resource_spec, this_machine
 from autodist_py.runtime.cluster import join_cluster
 from autodist_py.runtime.seeds import share_seed
 from autodist_py.runtime.session import DistributedSession
+from autodist_py.runtime.session_programs import DistributedPrograms, OneDevicePrograms, SessionPrograms
 from autodist_py.settings import Settings
 from autodist_py.strategy_builders.base import StrategyBuilder, resolve_builder
 
@@ -79,11 +83,24 @@ class AutoDist:
             if value not in _CHOICES[name]:
                 raise AutoDistError(f"{name} must be one of {', '.join(_CHOICES[name])}; received {value!r}")
         settings = Settings.from_environment()
+        if settings.record_dir is not None and batch != "global":
+            raise AutoDistError(
+                f"a run is compared with one device on the same batches, and with batch={batch!r} each worker has its "
+                "own; verify the script with batch='global'"
+            )
         builder = resolve_builder(strategy_builder)
-        self.resources = _resources(resource_spec_file, settings)
+        # What is compared runs where the command says, whatever the script would run on.
+        self.resources = _resources(None if settings.record_dir else resource_spec_file, settings)
         self.strict = strict
-        self._capture_options = CaptureOptions(loss_reduction, batch)
+        self._capture_options = CaptureOptions(loss_reduction, batch, shows_ops=settings.recorded_run == "ops")
+        seed = settings.seed if seed is None else seed
         self._cluster = join_cluster(self.resources, settings)
+        self._recorder = (
+            Recorder(settings.record_dir, rank=self._cluster.rank, steps=settings.record_steps)
+            if settings.record_dir is not None
+            else None
+        )
+        self._is_plain = settings.recorded_run == "plain"
         self._seed = self._cluster.seed if seed is None and self._cluster.num_workers > 1 else seed
         self._name = f"autodist-{next(self._numbers)}"
         share_seed(self._cluster, seed, key=f"{self._name}/seed")
@@ -182,7 +199,7 @@ class AutoDist:
             raise CaptureError(
                 "this AutoDist has an open session already; close it first, or make another AutoDist for another graph"
             )
-        self._session = DistributedSession(self._scope, self._compiler, self._capture_options)
+        self._session = DistributedSession(self._scope.graph, self._session_programs(self._scope))
         return self._session
 
     def build_strategy(self, step: DistributedFunction | None = None, *args: Any, **kwargs: Any) -> Strategy:
@@ -227,8 +244,28 @@ class AutoDist:
     ) -> None:
         self.close()
 
+    def _session_programs(self, scope: GraphScope) -> SessionPrograms:
+        if self._recorder is not None and self._is_plain:
+            return OneDevicePrograms(scope, self._capture_options, self._recorder)
+        return DistributedPrograms(scope, self._compiler, self._capture_options, self._recorder)
+
     def _compile(self, name: str, captured: CapturedFunction) -> Program:
         self._require_open("function")
+        if self._recorder is None:
+            return self._compiled(name, captured)
+        program = OneDeviceStep(captured) if self._is_plain else self._compiled(name, captured)
+        if not captured.item.gradients:
+            return program
+        return RecordedProgram(
+            program,
+            self._recorder,
+            captured.item,
+            lambda: captured.variables,
+            num_results=captured.result.num_values,
+            op_types=op_types(captured.item),
+        )
+
+    def _compiled(self, name: str, captured: CapturedFunction) -> Program:
         if not captured.item.gradients:
             return self._compiler.alone(captured.item, captured.variables, captured.state, name=name)
         strategy = self._compiler.strategy(captured.item)

@@ -1,9 +1,10 @@
-"""The `autodist` command: `run` starts a script on its workers, `inspect` prints a saved value.
+"""The `autodist` command: `run` a script on its workers, `verify` it against one device, `inspect` a saved value.
 
-Neither imports TensorFlow: scripts do, in processes of their own.
+Nothing here imports TensorFlow: scripts do, in processes of their own.
 """
 
 import os
+import secrets
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,8 +20,9 @@ from autodist_py.proto.resource_spec import YAML_SUFFIXES
 from autodist_py.proto.values import load_value
 from autodist_py.relay import screens
 from autodist_py.resources import load_resource_spec, local_resource_spec
-from autodist_py.settings import RESOURCE_SPEC_VARIABLE, WORKER_OUTPUT_VARIABLE, WORKER_VARIABLES
+from autodist_py.settings import RESOURCE_SPEC_VARIABLE, SEED_VARIABLE, WORKER_OUTPUT_VARIABLE, WORKER_VARIABLES
 from autodist_py.supervisor import run_chief
+from autodist_py.verification import RunFailedError, Script, compare_runs
 
 _FILE = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 
@@ -61,6 +63,63 @@ def run(workers: int | None, spec: Path | None, cpus: int | None, script: Path, 
             errors=errors,
         )
     sys.exit(code)
+
+
+@main.command(context_settings={"allow_interspersed_args": False})
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="N workers on this machine (default: 2).")
+@click.option("--spec", type=_FILE, metavar="FILE", help="The workers of a resource spec (YAML).")
+@click.option("--cpus", type=click.IntRange(min=1), metavar="K", help="With --workers: K CPU devices per worker.")
+@click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, metavar="S", help="Training steps.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    metavar="T",
+    help="The largest relative difference that is none (default: by type; 1e-4 for float32).",
+)
+@click.argument("script", type=_FILE)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+def verify(
+    workers: int | None,
+    spec: Path | None,
+    cpus: int | None,
+    steps: int,
+    tolerance: float | None,
+    script: Path,
+    arguments: tuple[str, ...],
+) -> None:
+    """Train the first steps of SCRIPT on one device and distributed, and compare.
+
+    On one device its own code is run, as without autodist_py. Compared are what each step returns and all variables
+    after it; the script ends after S steps of training. What it prints is shown only if it fails. Random numbers are
+    seeded alike where the script does not; whatever resource spec it names, it runs on the workers given here.
+
+    The exit code is 0 if all is equal, 1 if something differs, and 2 if it cannot be compared.
+    """
+    if workers is not None and spec is not None:
+        raise click.UsageError("One of --workers and --spec says which workers to run on. Received: both.")
+    if cpus is not None and spec is not None:
+        raise click.UsageError("--cpus goes with --workers; a resource spec lists the `cpus` of each node itself.")
+    console = Console()
+    with (
+        _spec_file(None if spec else workers or 2, spec, cpus) as distributed,
+        _spec_file(1, None, None) as one_device,
+        tempfile.TemporaryDirectory(prefix="autodist-") as folder,
+    ):
+        command = [sys.executable, str(script), *arguments]
+        environment = _chief_environment(distributed, console) | {SEED_VARIABLE: str(secrets.randbits(31))}
+        title = f"the workers of {spec}" if spec else f"{workers or 2} workers"
+        try:
+            equal = compare_runs(
+                Script(command, environment, Path(folder), steps), one_device, distributed, tolerance, title, console
+            )
+        except RunFailedError as error:
+            console.print(error.output, end="", markup=False, highlight=False, soft_wrap=True)
+            Console(stderr=True).print(f"Error: {error}", markup=False, highlight=False, soft_wrap=True)
+            sys.exit(error.code if error.code > 128 else 2)
+        except AutoDistError as error:
+            Console(stderr=True).print(f"Error: {error}", markup=False, highlight=False, soft_wrap=True)
+            sys.exit(2)
+    sys.exit(0 if equal else 1)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ Every variable is named AUTODIST_*. What a user's script may choose is an argume
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +23,16 @@ EXIT_GRACE_VARIABLE = "AUTODIST_EXIT_GRACE"
 COORDINATOR_PORT_VARIABLE = "AUTODIST_COORDINATOR_PORT"
 SERVER_PORT_VARIABLE = "AUTODIST_SERVER_PORT"
 CHECKED_STEPS_VARIABLE = "AUTODIST_CHECKED_STEPS"
+SEED_VARIABLE = "AUTODIST_SEED"
+RECORD_DIR_VARIABLE = "AUTODIST_RECORD_DIR"
+RECORD_STEPS_VARIABLE = "AUTODIST_RECORD_STEPS"
+RECORDED_RUN_VARIABLE = "AUTODIST_RECORDED_RUN"
 
 WORKER_VARIABLES = (RANK_VARIABLE, COORDINATOR_VARIABLE, WORKER_OUTPUT_VARIABLE)
 """What belongs to one process of one run, and must not be inherited by another run."""
+
+RECORDED_RUNS = ("plain", "compiled", "ops")
+"""The user's own code on one device; what is compiled of it; the same with the values of its ops."""
 
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -42,6 +49,9 @@ class Settings:
     `worker_output` is a file descriptor for the other workers' lines, open in this process.
     `server_port` is the TensorFlow server's port on rank 0, and rank r takes `server_port + r`; 0 means any free one.
     `checked_steps` is for how many steps the workers compare what they are given, with `batch="global"`.
+    `seed` is that of random numbers where the script gives none.
+    `record_dir` is where the values of the first `record_steps` training steps of a `recorded_run` are written; the
+    script ends then.
     `exit_grace` is how long a process may take to end by itself once the run has failed.
     """
 
@@ -57,6 +67,10 @@ class Settings:
     coordinator_port: int = 0
     server_port: int = 0
     checked_steps: int = 10
+    seed: int | None = None
+    record_dir: Path | None = None
+    record_steps: int = 3
+    recorded_run: str = "compiled"
 
     def __post_init__(self) -> None:
         if (self.rank is None) != (self.coordinator is None):
@@ -93,6 +107,10 @@ class Settings:
             coordinator_port=_integer(given, COORDINATOR_PORT_VARIABLE, 0, most=65535) or 0,
             server_port=_integer(given, SERVER_PORT_VARIABLE, 0, most=65535) or 0,
             checked_steps=_integer(given, CHECKED_STEPS_VARIABLE, defaults.checked_steps, most=2**31 - 1) or 0,
+            seed=_integer(given, SEED_VARIABLE, None, most=2**31 - 1),
+            record_dir=_path(given, RECORD_DIR_VARIABLE),
+            record_steps=_integer(given, RECORD_STEPS_VARIABLE, defaults.record_steps, most=2**31 - 1) or 1,
+            recorded_run=_choice(given, RECORDED_RUN_VARIABLE, RECORDED_RUNS, defaults.recorded_run),
         )
 
 
@@ -133,9 +151,11 @@ def _path(given: Mapping[str, str], name: str) -> Path | None:
 
 
 def _log_level(given: Mapping[str, str], name: str) -> str | None:
-    if name not in given:
-        return None
-    level = given[name].strip().upper()
-    if level not in _LOG_LEVELS:
-        raise SettingsError(f"{name} is one of {', '.join(_LOG_LEVELS)}. Received: {given[name]!r}.")
-    return level
+    return _choice({name: given[name].upper()}, name, _LOG_LEVELS, "") if name in given else None
+
+
+def _choice(given: Mapping[str, str], name: str, choices: Sequence[str], default: str) -> str:
+    choice = given.get(name, default).strip()
+    if name in given and choice not in choices:
+        raise SettingsError(f"{name} is one of {', '.join(choices)}. Received: {given[name]!r}.")
+    return choice

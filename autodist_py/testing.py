@@ -8,7 +8,6 @@ def test_my_step():
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.function import CapturedFunction
+from autodist_py.comparison import Comparison
 from autodist_py.function import DistributedFunction
 from autodist_py.kernel.device import Place, Replica
 from autodist_py.kernel.pipeline import compile
@@ -26,57 +26,10 @@ from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import build_strategy
 
 CPU = "/device:CPU:0"
-TOLERANCES = {np.dtype(np.float64): 1e-9}
-"""The largest relative difference that rounding explains, by type; 1e-4 for those not named."""
 
 
 class NotEquivalentError(AssertionError):
     """A step does, distributed, something else than on one device; the message says what, and by how much."""
-
-
-@dataclass(slots=True)
-class Comparison:
-    """How far a distributed step is from one device.
-
-    Attributes:
-        differences: for each variable and result the largest difference after any step, relative to the largest value
-            of the tensor; infinite for integers, texts and shapes that differ.
-        first: the first variable or result over its tolerance, and the step (from 1); None: there is none.
-    """
-
-    differences: dict[str, float] = field(default_factory=dict)
-    first: tuple[str, int] | None = None
-
-    def note(self, name: str, step: int, actual: Any, expected: Any, tolerance: float | None) -> None:
-        """Compare two values of one tensor."""
-        actual, expected = np.asarray(actual), np.asarray(expected)
-        difference = relative_difference(actual, expected)
-        self.differences[name] = max(self.differences.get(name, 0.0), difference)
-        allowed = TOLERANCES.get(expected.dtype, 1e-4) if tolerance is None else tolerance
-        if self.first is None and not difference <= allowed:
-            self.first = (name, step)
-
-    def __str__(self) -> str:
-        width = max(map(len, self.differences), default=0)
-        lines = [f"{name:<{width}}  {value:.1e}" for name, value in self.differences.items()]
-        if self.first is not None:
-            lines.append(f"'{self.first[0]}' is the first to differ, at step {self.first[1]}")
-        return "\n".join(lines)
-
-
-def relative_difference(actual: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference of two arrays, relative to the largest value of the second; infinite if incomparable."""
-    if actual.dtype != expected.dtype or actual.shape != expected.shape:
-        return float("inf")
-    if not np.issubdtype(expected.dtype, np.inexact):
-        return 0.0 if np.array_equal(actual, expected) else float("inf")
-    if not expected.size:
-        return 0.0
-    if not np.array_equal(np.isfinite(actual), np.isfinite(expected)):
-        return float("inf")
-    finite = np.isfinite(expected)
-    scale = max(float(np.max(np.abs(expected), where=finite, initial=0.0)), float(np.finfo(expected.dtype).tiny))
-    return float(np.max(np.abs(actual - expected), where=finite, initial=0.0)) / scale
 
 
 def compare(
@@ -94,7 +47,7 @@ def compare(
         step: a step of one device.
         distributed: what `autodist.function` made of it.
         inputs: for each step its arguments, with the whole batch.
-        tolerance: the largest relative difference that is no difference; None: by type, see `TOLERANCES`.
+        tolerance: the largest relative difference that is no difference; None: by type, see `comparison.TOLERANCES`.
     """
     variables = distributed.captured(*inputs[0]).variables
     is_function = isinstance(step, tf.types.experimental.PolymorphicFunction)
@@ -134,7 +87,7 @@ def assert_equivalent(
             mistake cannot hide behind rounding.
         replicas: how many.
         batched: see `AutoDist.function`.
-        tolerance: the largest relative difference that is no difference; None: by type, see `TOLERANCES`.
+        tolerance: the largest relative difference that is no difference; None: by type, see `comparison.TOLERANCES`.
         loss_reduction: see `AutoDist`.
 
     Raises:

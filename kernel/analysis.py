@@ -129,3 +129,8 @@ def calling(view: GraphView, types: Collection[str]) -> set[str]:
     while callers := {name for name, called in calls.items() if called & found} - found:
         found |= callers
     return found
+
+
+def op_types(item: GraphItem) -> dict[str, str]:
+    """The type of each op of `item`, by its name."""
+    return {node.name: node.op for node in tf.compat.v1.GraphDef.FromString(item.graph_def).node}

@@ -12,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py import AutoDist, CaptureError
-from autodist_py.testing import Comparison, compare
+from autodist_py.comparison import Comparison
+from autodist_py.testing import compare
 
 FEATURES = 3
 CLASSES = 4

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autodist_py.testing import Comparison, relative_difference
+from autodist_py.comparison import Comparison, relative_difference
 
 PREAMBLE = """
 import numpy as np, tensorflow as tf

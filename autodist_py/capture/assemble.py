@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist_py.capture.canonical import canonical
+from autodist_py.capture.shapes import full_shape
 from autodist_py.capture.statistics import with_statistics
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import op_of
@@ -21,10 +22,13 @@ class CaptureOptions:
     Attributes:
         loss_reduction: what a loss does over examples, "mean" or "sum", where that is not seen.
         batch: whether workers are given the same batch ("global"), or each its own part ("local").
+        shows_ops: whether the values of ops are results too, after the user's own, where it is known what they are for
+            the whole batch.
     """
 
     loss_reduction: str = "mean"
     batch: str = "global"
+    shows_ops: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,9 @@ def assemble(traced: TracedGraph, options: CaptureOptions, *, savers: Iterable[b
         savers=tuple(savers),
     )
     targets = tuple(traced.losses.get(gradient, ()) for gradient in gradients)
-    return with_statistics(item, view, whole, targets, traced.tensor_of, batch=options.batch)
+    return with_statistics(
+        item, view, whole, targets, traced.tensor_of, batch=options.batch, shows_ops=options.shows_ops
+    )
 
 
 def _training(view: GraphView, traced: TracedGraph, recorded: Sequence[Gradient]) -> tuple[Gradient, ...]:
@@ -132,11 +138,6 @@ def reject_idle_gradients(recorded: Sequence[Gradient], item: GraphItem) -> None
         )
 
 
-def static_shape(shape: tf.TensorShape) -> tuple[int | None, ...] | None:
-    """A TensorShape as a tuple; None where the rank is unknown."""
-    return None if shape.rank is None else tuple(shape.as_list())
-
-
 def aggregation_name(value: Any) -> str:
     """A `tf.VariableAggregation`, of TensorFlow 1 or 2, by the name that GraphItems use."""
     return str(value.name)
@@ -154,14 +155,3 @@ def mapped_variables(variables: Mapping[str, tf.Variable]) -> tuple[Variable, ..
         )
         for name, variable in variables.items()
     )
-
-
-def full_shape(name: str, shape: tf.TensorShape) -> tuple[int, ...]:
-    """The static shape of the variable `name`.
-
-    Raises:
-        CaptureError: a dimension is unknown.
-    """
-    if not shape.is_fully_defined():
-        raise CaptureError(f"variable '{name}' has the shape {shape}; give it a static shape")
-    return tuple(shape.as_list())

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from autodist_py.capture.shapes import static_shape
 from autodist_py.kernel.analysis import random_ops
 from autodist_py.kernel.batch import batched_tensors
 from autodist_py.kernel.cross_device_ops.collective import CARRIED
@@ -15,7 +16,7 @@ from autodist_py.kernel.extent.rules import extent_of, is_known
 from autodist_py.kernel.extent.values import FIXED, Extent, Operands
 from autodist_py.kernel.graph_view import ITERATOR_NEXT, SHOWS, GraphView
 from autodist_py.kernel.names import op_of, parse
-from autodist_py.proto.graph_item import GraphItem, Variable
+from autodist_py.proto.graph_item import GraphItem, Output, Variable
 
 AGAIN = "again"
 """Not combined by one reduction, but computed again, from what is combined."""
@@ -34,6 +35,15 @@ _REDUCTIONS = {
     Extent.PLUS: AGAIN,
     Extent.OTHER: AGAIN,
 }
+
+_RESULTS = {
+    Extent.SAME: "same",
+    Extent.ROWS: "rows",
+    Extent.SUM: "sum",
+    Extent.COUNT: "sum",
+    Extent.MEAN: "mean",
+}
+_CONTROL_FLOW = frozenset({"Enter", "Merge", "Switch"})
 
 Edge = tuple[str, int]
 """An op and the position of one of its inputs."""
@@ -159,6 +169,23 @@ class Combination:
             return [tensor], []
         parts = [self.terms(name) for name in reads]
         return [one for own, _ in parts for one in own], [one for _, others in parts for one in others]
+
+    def known_values(self, graph: GraphView) -> Iterator[Output]:
+        """The tensors of `graph` of which it is known what they are for the whole batch, each after what it is of."""
+        hidden = graph.dataflow_descendants(node.name for node in graph.of_type(_CONTROL_FLOW))
+        read = {str(parse(name)) for node in graph.nodes.values() for name in node.input if not name.startswith("^")}
+        of_op: dict[str, list[str]] = {}
+        for tensor in sorted(read):
+            of_op.setdefault(op_of(tensor), []).append(tensor)
+        for op in graph.dataflow_order(graph.nodes):
+            if op in hidden or not (op in self._extents or op in self._seams):
+                continue
+            for tensor in of_op.get(op, ()):
+                symbol = self._tensor_of(tensor)
+                reduction = _RESULTS.get(self._extent(tensor), "")
+                shape = static_shape(symbol.shape)
+                if symbol.dtype in CARRIED and reduction and _fits(shape, reduction):
+                    yield Output(f"{op}:{parse(tensor).output}", symbol.dtype.name, shape, reduction)
 
     def is_again(self, tensor: str) -> bool:
         """Whether the result `tensor` must be computed again for all examples."""
@@ -341,3 +368,12 @@ class Combination:
 def _num_outputs(node: tf.compat.v1.NodeDef) -> int:
     """The number of results, as far as they can be rows of different inputs."""
     return len(node.attr["output_types"].list.type) if node.op in ITERATOR_NEXT else 1
+
+
+def _fits(shape: tuple[int | None, ...] | None, reduction: str) -> bool:
+    """Whether a result of this static shape can be returned for the whole batch."""
+    if reduction == "same":
+        return True
+    if reduction == "rows":
+        return shape is not None and shape[:1] == (None,) and None not in shape[1:]
+    return shape is not None and None not in shape

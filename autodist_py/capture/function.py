@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -17,9 +18,9 @@ from autodist_py.capture.assemble import (
     assemble,
     mapped_variables,
     reject_idle_gradients,
-    static_shape,
 )
 from autodist_py.capture.gradients import GradientRecorder
+from autodist_py.capture.shapes import static_shape
 from autodist_py.kernel.graph_view import READS_VARIABLE
 from autodist_py.kernel.names import op_of, parse, unique_names
 from autodist_py.proto.errors import CaptureError
@@ -42,10 +43,21 @@ class Result:
     structure: Any
     leaves: tuple[int | None, ...]
 
+    @property
+    def num_values(self) -> int:
+        """How many outputs are the step's own results."""
+        return len({index for index in self.leaves if index is not None})
+
     def pack(self, values: Sequence[Any]) -> Any:
         """The structure with `values`, one per output, in it."""
         flat = [None if index is None else values[index] for index in self.leaves]
         return tf.nest.pack_sequence_as(self.structure, flat, expand_composites=True)
+
+    def unpack(self, result: Any) -> list[Any]:
+        """The values, one per output, of a `result` of this structure."""
+        flat = tf.nest.flatten(result, expand_composites=True)
+        values = {index: leaf for index, leaf in zip(self.leaves, flat, strict=True) if index is not None}
+        return [values[index] for index in sorted(values)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +69,14 @@ class CapturedFunction:
         variables: the user's variables, by their names in the item.
         state: tensors the step closes over that are no variables (tables, iterators, large constants), by input name.
         result: how the step's results are put together from the item's outputs.
+        user_step: the step as the user wrote it, of its tensor arguments in flat order.
     """
 
     item: GraphItem
     variables: Mapping[str, tf.Variable]
     state: Mapping[str, tf.Tensor]
     result: Result
+    user_step: Callable[..., Any]
 
 
 def capture_function(
@@ -88,7 +102,17 @@ def capture_function(
         # As tf.function does: the first trace creates variables, the second is the step.
         traced = _Trace(function, arguments)
         traced.run(structure)
-    return _assemble(traced, options)
+    return _assemble(traced, options, partial(_call, function, structure))
+
+
+def _call(function: Callable[..., Any], structure: Any, *tensors: tf.Tensor) -> Any:
+    args, kwargs = _filled(structure, tensors)
+    return function(*args, **kwargs)
+
+
+def _filled(structure: Any, tensors: Sequence[tf.Tensor]) -> Any:
+    """`structure` with tensors in the place of its slots."""
+    return tf.nest.map_structure(lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else leaf, structure)
 
 
 class _Trace:
@@ -110,9 +134,7 @@ class _Trace:
 
     def run(self, structure: Any) -> None:
         """Trace the function's body into the graph."""
-        args, kwargs = tf.nest.map_structure(
-            lambda leaf: self.placeholders[leaf.index] if isinstance(leaf, Slot) else leaf, structure
-        )
+        args, kwargs = _filled(structure, self.placeholders)
         try:
             with self._recording():
                 tf_adapter.trace(self._function, self.graph, args, kwargs, autograph=self._autograph)
@@ -198,7 +220,7 @@ class _VariableUses:
         return _op_name(self.paths.get(id(variable)) or parse(variable.name).op)
 
 
-def _assemble(trace: _Trace, options: CaptureOptions) -> CapturedFunction:
+def _assemble(trace: _Trace, options: CaptureOptions, user_step: Callable[..., Any]) -> CapturedFunction:
     graph, uses = trace.graph, trace.uses
     if graph.deferred_external_captures:
         raise CaptureError(
@@ -269,6 +291,7 @@ def _assemble(trace: _Trace, options: CaptureOptions) -> CapturedFunction:
         variables={name: variable for name, variable in variables.items() if name in kept},
         state=state,
         result=Result(graph.structured_outputs, tuple(flat)),
+        user_step=user_step,
     )
 
 

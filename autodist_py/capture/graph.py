@@ -13,11 +13,10 @@ from autodist_py.capture.assemble import (
     TracedGraph,
     aggregation_name,
     assemble,
-    full_shape,
     reject_idle_gradients,
-    static_shape,
 )
 from autodist_py.capture.gradients import GradientRecorder
+from autodist_py.capture.shapes import full_shape, static_shape
 from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
 from autodist_py.kernel.names import op_of, parse
 from autodist_py.proto.errors import CaptureError

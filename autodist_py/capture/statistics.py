@@ -28,6 +28,7 @@ def with_statistics(
     tensor_of: Callable[[str], tf.Tensor],
     *,
     batch: str,
+    shows_ops: bool = False,
 ) -> GraphItem:
     """`item` with its statistics, and what each gradient and output does with examples.
 
@@ -38,6 +39,7 @@ def with_statistics(
         losses: for each of its gradients, the tensors whose sum it is the gradient of; none: not known.
         tensor_of: a tensor of `whole` by its name; only its shape and type are used.
         batch: whether workers are given the same ("global"), or each its own part ("local").
+        shows_ops: whether the values of ops are results too, after the others.
     """
     combination = Combination(item, whole, losses, tensor_of, batch)
     combination.make()
@@ -60,6 +62,8 @@ def with_statistics(
         replace(output, tensor=insertion.result(output.tensor), reduction=combination.result_reduction(output.tensor))
         for output in item.outputs
     )
+    if shows_ops:
+        outputs += tuple(combination.known_values(graph))
     return replace(
         item,
         graph_def=insertion.graph_def().SerializeToString(deterministic=True)

@@ -8,12 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py import tf_adapter
-from autodist_py.capture.assemble import CaptureOptions
-from autodist_py.capture.graph import GraphScope, Signature
-from autodist_py.compiler import AloneProgram, Compiler, StepProgram
-from autodist_py.kernel.analysis import analyse
+from autodist_py.capture.graph import Signature
 from autodist_py.proto.errors import SessionError
-from autodist_py.proto.graph_item import GraphItem, Variable
+from autodist_py.runtime.session_programs import Program, SessionPrograms
 
 
 class DistributedSession(tf_adapter.SessionInterface):
@@ -23,21 +20,17 @@ class DistributedSession(tf_adapter.SessionInterface):
     predictions, a variable) is done by this worker alone, on the whole of what it is fed.
     """
 
-    def __init__(self, scope: GraphScope, compiler: Compiler, options: CaptureOptions):
-        self._scope = scope
-        self._compiler = compiler
-        self._options = options
-        self._captured = frozenset(op.name for op in scope.graph.get_operations())
-        self._strategy = compiler.strategy(scope.item(options))
-        with tf_adapter.eagerly():
-            self._variables = {name: _make(variable) for name, variable in scope.variables().items()}
-        self._programs: dict[Signature, _SessionStep | AloneProgram] = {}
+    def __init__(self, graph: tf.Graph, programs: SessionPrograms):
+        """Run parts of `graph`, the user's, with what `programs` makes of them."""
+        self._graph = graph
+        self._source = programs
+        self._programs: dict[Signature, Program] = {}
         self.closed = False
 
     @property
     def graph(self) -> tf.Graph:
         """The user's graph, as it was captured."""
-        return self._scope.graph
+        return self._graph
 
     def run(
         self,
@@ -77,7 +70,7 @@ class DistributedSession(tf_adapter.SessionInterface):
         program = self._programs.get(signature)
         if program is None:
             with tf_adapter.eagerly():
-                program = self._programs[signature] = self._compile(signature)
+                program = self._programs[signature] = self._source.make(signature)
         with tf_adapter.eagerly(), tf_adapter.run_metadata(run_metadata):
             values = dict(zip(signature.fetches, program.run(list(feeds.values())), strict=True))
         return handler.build_results(self, [_plain(values[name]) for name in wanted])
@@ -95,7 +88,7 @@ class DistributedSession(tf_adapter.SessionInterface):
         """Let go of the programs and of the variables' values."""
         self.closed = True
         self._programs.clear()
-        self._variables.clear()
+        self._source.close()
 
     def __enter__(self) -> Self:
         self._context = self.graph.as_default()
@@ -113,23 +106,6 @@ class DistributedSession(tf_adapter.SessionInterface):
             raise SessionError("the session is closed; create another with create_distributed_session()")
         if options is not None and options.timeout_in_ms:
             raise SessionError("a run of a distributed session takes no timeout; set timeout_in_ms to 0")
-
-    def _require_captured(self, item: GraphItem) -> None:
-        """Refuse what was added too late to be part of the strategy: variables, and what trains them."""
-        varying = analyse(item).varying
-        trained = {gradient.variable for gradient in item.gradients}
-        late = [variable.name for variable in item.variables if variable.name not in self._captured]
-        late += [
-            op
-            for variable in item.variables
-            for op in variable.update_ops
-            if op not in self._captured and (op in varying or variable.name in trained)
-        ]
-        if late:
-            raise SessionError(
-                f"the graph was edited after the session was created: {', '.join(late)} would not be trained as the "
-                "strategy says. Build variables and training ops in scope(), before create_distributed_session()"
-            )
 
     def _feeds(self, feed_dict: Mapping[Any, Any]) -> dict[str, tf.Tensor]:
         """The fed values by tensor name, sorted, checked against the graph and with each other."""
@@ -151,50 +127,6 @@ class DistributedSession(tf_adapter.SessionInterface):
                 f"received {', '.join(f'{name}: {size}' for name, size in sorted(batched.items()))}"
             )
         return dict(sorted(feeds.items()))
-
-    def _compile(self, signature: Signature) -> "_SessionStep | AloneProgram":
-        item = self._scope.cut(signature, self._options)
-        if item.gradients and self._compiler.place(self._strategy).num_replicas > 1:
-            _require_batch(item)
-        self._require_captured(item)
-        variables = {variable.name: self._variables[variable.name] for variable in item.variables}
-        name = f"session_{len(self._programs)}"
-        if not item.gradients:
-            return self._compiler.alone(item, variables, {}, name=name)
-        step = self._compiler.distributed(item, self._strategy, variables, {}, name=name)
-        return _SessionStep(step, variables, self._compiler)
-
-
-class _SessionStep:
-    """A training step of the session: it begins from the chief's values where a run by one worker wrote others."""
-
-    def __init__(self, step: StepProgram, variables: Mapping[str, tf.Variable], compiler: Compiler):
-        self._step = step
-        self._variables = variables
-        self._compiler = compiler
-
-    def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
-        """A value for each fetch."""
-        self._compiler.broadcast_initial_values(self._variables)
-        return self._step.run(feeds)
-
-
-def _require_batch(item: GraphItem) -> None:
-    """Refuse a step none of whose inputs is batched: every replica would train on all that is fed."""
-    static = [source for source in item.inputs if source.shape or source.shape is None]
-    if static and not any(source.batched for source in item.inputs):
-        shapes = ", ".join(
-            f"'{source.name}' {'of unknown rank' if source.shape is None else list(source.shape)}" for source in static
-        )
-        raise SessionError(
-            "a step is shared out by the first dimension of its placeholders, which must be None for the batch; "
-            f"received static shapes: {shapes}. Make it None: tf.compat.v1.placeholder(dtype, [None, ...])"
-        )
-
-
-def _make(variable: Variable) -> tf.Variable:
-    dtype, shape = tf.as_dtype(variable.dtype), tf.TensorShape(variable.shape)
-    return tf_adapter.uninitialized_variable(variable.name, dtype, shape, trainable=variable.trainable)
 
 
 def _fetchable(tensor: tf.Tensor) -> tf.Tensor:

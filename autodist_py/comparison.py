@@ -1,0 +1,62 @@
+"""How far a distributed run is from one device: differences of values, and which one is the first too large."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+TOLERANCES: Mapping[str, float] = {"float64": 1e-9, "complex128": 1e-9, "float16": 1e-2, "bfloat16": 1e-1}
+"""The largest relative difference that rounding explains, by type; 1e-4 for those not named."""
+
+
+@dataclass(slots=True)
+class Comparison:
+    """How far a distributed step is from one device.
+
+    Attributes:
+        differences: for each variable and result the largest difference after any step, relative to the largest value
+            of the tensor; infinite for integers, texts and shapes that differ.
+        first: the first variable or result over its tolerance, and the step (from 1); None: there is none.
+    """
+
+    differences: dict[str, float] = field(default_factory=dict)
+    first: tuple[str, int] | None = None
+
+    def note(self, name: str, step: int, actual: Any, expected: Any, tolerance: float | None) -> None:
+        """Compare two values of one tensor; `tolerance` None: the one of its type."""
+        actual, expected = np.asarray(actual), np.asarray(expected)
+        difference = relative_difference(actual, expected)
+        self.differences[name] = max(self.differences.get(name, 0.0), difference)
+        allowed = TOLERANCES.get(expected.dtype.name, 1e-4) if tolerance is None else tolerance
+        if self.first is None and not difference <= allowed:
+            self.first = (name, step)
+
+    @property
+    def largest(self) -> float:
+        """The largest of all differences; 0 where nothing was compared."""
+        return max(self.differences.values(), default=0.0)
+
+    def __str__(self) -> str:
+        width = max(map(len, self.differences), default=0)
+        lines = [f"{name:<{width}}  {value:.1e}" for name, value in self.differences.items()]
+        if self.first is not None:
+            lines.append(f"'{self.first[0]}' is the first to differ, at step {self.first[1]}")
+        return "\n".join(lines)
+
+
+def relative_difference(actual: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference of two arrays, relative to the largest value of the second; infinite if incomparable."""
+    if actual.dtype != expected.dtype or actual.shape != expected.shape:
+        return float("inf")
+    if expected.dtype.name == "bfloat16":  # NumPy does not know that it is a float.
+        actual, expected = actual.astype(np.float32), expected.astype(np.float32)
+    if not np.issubdtype(expected.dtype, np.inexact):
+        return 0.0 if np.array_equal(actual, expected) else float("inf")
+    if not expected.size:
+        return 0.0
+    if not np.array_equal(np.isfinite(actual), np.isfinite(expected)):
+        return float("inf")
+    finite = np.isfinite(expected)
+    scale = max(float(np.max(np.abs(expected), where=finite, initial=0.0)), float(np.finfo(expected.dtype).tiny))
+    return float(np.max(np.abs(actual - expected), where=finite, initial=0.0)) / scale

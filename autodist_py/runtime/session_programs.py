@@ -1,0 +1,178 @@
+"""What a session runs: a program for each signature of feeds and fetches, cut out of the captured graph."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from autodist_py import tf_adapter
+from autodist_py.capture.assemble import CaptureOptions
+from autodist_py.capture.graph import GraphScope, Signature
+from autodist_py.compiler import Compiler, StepProgram
+from autodist_py.kernel.analysis import analyse, op_types
+from autodist_py.proto.errors import SessionError
+from autodist_py.proto.graph_item import GraphItem, Variable
+from autodist_py.recording import RecordedProgram, Recorder
+
+
+class Program(Protocol):
+    """Tensors in, in the order of the signature's feeds; a value for each of its fetches out."""
+
+    def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]: ...
+
+
+class SessionPrograms(Protocol):
+    """Makes the programs of one session, and owns the values of its variables."""
+
+    def make(self, signature: Signature) -> Program:
+        """The program of a signature that was not asked for before."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all values."""
+        ...
+
+
+class DistributedPrograms:
+    """Programs of the cluster: what trains is a step of all workers, all else is run by the asking worker alone."""
+
+    def __init__(
+        self, scope: GraphScope, compiler: Compiler, options: CaptureOptions, recorder: Recorder | None = None
+    ):
+        """Take the graph as it is now for what is trained; steps are recorded where there is a `recorder`."""
+        self._scope = scope
+        self._compiler = compiler
+        self._options = options
+        self._recorder = recorder
+        self._captured = frozenset(op.name for op in scope.graph.get_operations())
+        self._strategy = compiler.strategy(scope.item(options))
+        with tf_adapter.eagerly():
+            self._variables = {name: _make(variable) for name, variable in scope.variables().items()}
+        self._made = 0
+
+    def make(self, signature: Signature) -> Program:
+        """See SessionPrograms.
+
+        Raises:
+            SessionError: it needs variables or training ops that were added to the graph later, or trains on nothing
+                that is batched.
+        """
+        item = self._scope.cut(signature, self._options)
+        if item.gradients and self._compiler.place(self._strategy).num_replicas > 1:
+            _require_batch(item)
+        self._require_captured(item)
+        variables = {variable.name: self._variables[variable.name] for variable in item.variables}
+        name = f"session_{self._made}"
+        self._made += 1
+        if not item.gradients:
+            return self._compiler.alone(item, variables, {}, name=name)
+        compiled = self._compiler.distributed(item, self._strategy, variables, {}, name=name)
+        step = _SessionStep(compiled, variables, self._compiler)
+        if self._recorder is None:
+            return step
+        return _recorded(step, self._recorder, item, lambda: variables, signature)
+
+    def close(self) -> None:
+        """See SessionPrograms."""
+        self._variables.clear()
+
+    def _require_captured(self, item: GraphItem) -> None:
+        """Refuse what was added too late to be part of the strategy: variables, and what trains them."""
+        varying = analyse(item).varying
+        trained = {gradient.variable for gradient in item.gradients}
+        late = [variable.name for variable in item.variables if variable.name not in self._captured]
+        late += [
+            op
+            for variable in item.variables
+            for op in variable.update_ops
+            if op not in self._captured and (op in varying or variable.name in trained)
+        ]
+        if late:
+            raise SessionError(
+                f"the graph was edited after the session was created: {', '.join(late)} would not be trained as the "
+                "strategy says. Build variables and training ops in scope(), before create_distributed_session()"
+            )
+
+
+class _SessionStep:
+    """A training step of the session: it begins from the chief's values where a run by one worker wrote others."""
+
+    def __init__(self, step: StepProgram, variables: Mapping[str, tf.Variable], compiler: Compiler):
+        self._step = step
+        self._variables = variables
+        self._compiler = compiler
+
+    def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
+        """A value for each fetch."""
+        self._compiler.broadcast_initial_values(self._variables)
+        return self._step.run(feeds)
+
+
+class OneDevicePrograms:
+    """The user's own graph on one device, run by a session of TensorFlow's; steps are recorded."""
+
+    def __init__(self, scope: GraphScope, options: CaptureOptions, recorder: Recorder):
+        self._scope, self._options, self._recorder = scope, options, recorder
+        self._session = tf.compat.v1.Session(graph=scope.graph)
+
+    def make(self, signature: Signature) -> Program:
+        """See SessionPrograms."""
+        item = self._scope.cut(signature, self._options)
+        program = _SessionRun(self._session, signature)
+        if not item.gradients:
+            return program
+        reads = {variable.name: self._read(variable) for variable in item.variables}
+        return _recorded(program, self._recorder, item, lambda: self._session.run(reads), signature)
+
+    def close(self) -> None:
+        """See SessionPrograms."""
+        self._session.close()
+
+    def _read(self, variable: Variable) -> tf.Tensor:
+        handle = self._scope.graph.get_tensor_by_name(f"{variable.name}:0")
+        with self._scope.graph.as_default(), tf.control_dependencies(None):
+            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(variable.dtype))
+
+
+class _SessionRun:
+    """One signature, run by TensorFlow's session."""
+
+    def __init__(self, session: tf.compat.v1.Session, signature: Signature):
+        self._session, self._signature = session, signature
+
+    def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
+        """A value for each fetch."""
+        fetches = (list(self._signature.fetches), list(self._signature.targets))
+        values, _ = self._session.run(fetches, dict(zip(self._signature.feeds, map(np.asarray, feeds), strict=True)))
+        return list(values)
+
+
+def _recorded(
+    program: Program,
+    recorder: Recorder,
+    item: GraphItem,
+    variables: Callable[[], Mapping[str, Any]],
+    signature: Signature,
+) -> RecordedProgram:
+    return RecordedProgram(
+        program, recorder, item, variables, num_results=len(signature.fetches), op_types=op_types(item)
+    )
+
+
+def _require_batch(item: GraphItem) -> None:
+    """Refuse a step none of whose inputs is batched: every replica would train on all that is fed."""
+    static = [source for source in item.inputs if source.shape or source.shape is None]
+    if static and not any(source.batched for source in item.inputs):
+        shapes = ", ".join(
+            f"'{source.name}' {'of unknown rank' if source.shape is None else list(source.shape)}" for source in static
+        )
+        raise SessionError(
+            "a step is shared out by the first dimension of its placeholders, which must be None for the batch; "
+            f"received static shapes: {shapes}. Make it None: tf.compat.v1.placeholder(dtype, [None, ...])"
+        )
+
+
+def _make(variable: Variable) -> tf.Variable:
+    dtype, shape = tf.as_dtype(variable.dtype), tf.TensorShape(variable.shape)
+    return tf_adapter.uninitialized_variable(variable.name, dtype, shape, trainable=variable.trainable)

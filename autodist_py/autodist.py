@@ -1,8 +1,9 @@
 """`AutoDist`: what the user holds. It joins the cluster, and opens the doors through which code is captured."""
 
 import itertools
+import json
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -18,7 +19,7 @@ from autodist_py.function import DistributedFunction, Program
 from autodist_py.kernel.analysis import op_types
 from autodist_py.kernel.program import Options
 from autodist_py.one_device import OneDeviceStep
-from autodist_py.proto.errors import AutoDistError, CaptureError
+from autodist_py.proto.errors import AutoDistError, CaptureError, ClusterError
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy
 from autodist_py.recording import RecordedProgram, Recorder
@@ -103,6 +104,8 @@ class AutoDist:
         self._is_plain = settings.recorded_run == "plain"
         self._seed = self._cluster.seed if seed is None and self._cluster.num_workers > 1 else seed
         self._name = f"autodist-{next(self._numbers)}"
+        given |= {"sum_duplicates": str(sum_duplicates), "seed": str(seed)}
+        require_same_arguments(self._cluster.compare(f"{self._name}/arguments", json.dumps(given).encode()))
         share_seed(self._cluster, seed, key=f"{self._name}/seed")
         options = Options(batch=batch, fetch_reduction=fetch_reduction, sum_duplicates=sum_duplicates)
         observers = [Dump(settings.dump_dir, self._name)] if settings.dump_dir else []
@@ -274,6 +277,25 @@ class AutoDist:
     def _require_open(self, what: str) -> None:
         if self._closed:
             raise AutoDistError(f"{what} was used after this AutoDist was closed; make a new one")
+
+
+def require_same_arguments(everyone: Mapping[int, bytes]) -> None:
+    """Refuse workers whose AutoDist objects were made with different arguments.
+
+    Args:
+        everyone: each worker's arguments as JSON, by rank.
+
+    Raises:
+        ClusterError: the first argument that differs, and on which worker.
+    """
+    chief = json.loads(everyone[0])
+    for rank, text in sorted(everyone.items()):
+        for name, value in json.loads(text).items():
+            if value != chief[name]:
+                raise ClusterError(
+                    f"every worker must make AutoDist with the same arguments; {name} is {chief[name]!r} on the chief, "
+                    f"and {value!r} on worker {rank}"
+                )
 
 
 def _resources(given: str | os.PathLike[str] | ResourceSpec | None, settings: Settings) -> ResourceSpec:

@@ -210,13 +210,7 @@ class Compiler:
     def _require_same_launches(self, program: CompiledProgram) -> None:
         if self.cluster.num_workers == 1:
             return
-        launches = "\n".join(f"{launch.rank} {launch.what}" for launch in program.launches)
-        everyone = self.cluster.compare(self._key("launches"), launches.encode())
-        if len(set(everyone.values())) > 1:
-            raise AutoDistError(
-                "the workers would launch their collectives in different orders: "
-                + _first_difference(everyone[0].decode(), launches)
-            )
+        require_same_launches(self.cluster.compare(self._key("launches"), launches_text(program).encode()))
 
     def _key(self, what: str) -> str:
         self._next_agreement += 1
@@ -265,6 +259,33 @@ class AloneProgram:
         if self._written:
             self._compiler.written_alone(self._written)
         return results
+
+
+def launches_text(program: CompiledProgram) -> str:
+    """The collectives of `program` in their order, a line each: what all workers must agree on."""
+    groups = [(launch, sorted({_carried(program.graph.nodes[op]) for op in launch.ops})) for launch in program.launches]
+    return "\n".join(f"{launch.what} at {launch.rank}: {', '.join(carried)}" for launch, carried in groups)
+
+
+def _carried(collective: tf.compat.v1.NodeDef) -> str:
+    return f"{collective.op} of {tf.as_dtype(collective.attr['T'].type).name}"
+
+
+def require_same_launches(everyone: Mapping[int, bytes]) -> None:
+    """Refuse programs whose collectives do not match: they would wait for each other for ever.
+
+    Args:
+        everyone: `launches_text` of each worker, by rank.
+
+    Raises:
+        AutoDistError: the first collective that differs, and between which workers.
+    """
+    for rank, text in sorted(everyone.items()):
+        if text != everyone[0]:
+            raise AutoDistError(
+                f"the collectives of worker {rank} are not the chief's, so that the workers would wait for each other "
+                f"for ever: {_first_difference(everyone[0].decode(), text.decode())}"
+            )
 
 
 def _ends_data(error: tf.errors.OpError) -> bool:

@@ -1,7 +1,8 @@
 """The value that passes map: a graph being rewritten, with what it was made from and where it will run."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from autodist_py.kernel.analysis import Analysis
 from autodist_py.kernel.device import Place
@@ -9,6 +10,14 @@ from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import on_replica, op_of
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.strategy import Strategy
+
+
+class Promise(Enum):
+    """What holds of a program's graph from some pass on."""
+
+    COMBINED = "gradients and statistics are combined over all replicas before anything reads them"
+    PLACED = "every op has a device, and an update that of its variable"
+    ORDERED = "each launch waits for the one before it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +81,7 @@ class Program:
         shared: ops of the captured graph that stand once per worker, not once per replica.
         batch: how examples are spread over replicas; None while, or where, nothing is split.
         launches: the collectives; after the pass that orders them, in the order in which every worker launches them.
-        ordered: whether each launch waits for the one before it.
+        holds: what passes have brought about and later ones keep; `verify` checks it.
         next_instance_key: the key of the next collective that a pass adds.
     """
 
@@ -87,8 +96,12 @@ class Program:
     shared: frozenset[str] = frozenset()
     batch: Batch | None = None
     launches: tuple[Launch, ...] = ()
-    ordered: bool = False
+    holds: frozenset[Promise] = frozenset()
     next_instance_key: int = 1
+
+    def promising(self, promise: Promise, graph: GraphView) -> "Program":
+        """This program with another graph, of which `promise` holds."""
+        return replace(self, graph=graph, holds=self.holds | {promise})
 
     @property
     def num_local_replicas(self) -> int:

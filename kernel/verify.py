@@ -6,19 +6,34 @@
 4. Data and control edges have no cycle (loops of TensorFlow 1 aside).
 5. Fetches and ops to run are in the graph.
 6. An op of one replica reads no op of another replica: what crosses goes through the kernel's own ops.
-7. Collectives are launched in one order: each waits for the one before it.
+7. A variable has no writer but those of the captured graph, and assignments of the kernel that all else which uses the
+   variable waits for.
+
+Once the pass that brings it about has run:
+
+8. A gradient or statistic that differs between replicas is read as the kernel's own ops combine it.
+9. Every op has a device, and one that writes a variable that of the variable.
+10. Collectives are launched in one order: each waits for the one before it.
 """
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import networkx as nx
 import tensorflow as tf
 
-from autodist_py.kernel.graph_view import BACK_EDGE, GraphView, functions_of, has_function_attribute
-from autodist_py.kernel.names import REPLICA_SCOPE, op_of, replica_of
+from autodist_py.kernel.graph_view import (
+    BACK_EDGE,
+    PASSES_HANDLE,
+    READS_VARIABLE,
+    VARIABLE_OP,
+    GraphView,
+    functions_of,
+    has_function_attribute,
+)
+from autodist_py.kernel.names import KERNEL_SCOPE, REPLICA_SCOPE, op_of, replica_of
 from autodist_py.kernel.printer import format_node
-from autodist_py.kernel.program import Launch, Program
+from autodist_py.kernel.program import Program, Promise
 from autodist_py.proto.errors import InvalidGraphError
 
 
@@ -47,8 +62,11 @@ def verify(program: Program, before: Program | None = None) -> None:
     for name in (*program.fetches, *program.run_ops):
         if op_of(name) not in graph.nodes:
             raise InvalidGraphError(f"'{name}' is to be fetched or run, but no op of the graph makes it")
-    if program.ordered:
-        _check_order(graph, program.launches)
+    _check_writers(program, changed)
+    for promise in Promise:
+        if promise in program.holds:
+            is_new = before is None or promise not in before.holds
+            _PROMISES[promise](program, graph.nodes.values() if is_new else changed)
 
 
 def _check_inputs(graph: GraphView, changed: Iterable[tf.compat.v1.NodeDef]) -> None:
@@ -121,15 +139,87 @@ def _cycle(graph: GraphView) -> str:
     return f"the graph has a cycle of {len(cycle)} ops:\n{listed}"
 
 
-def _check_order(graph: GraphView, launches: Collection[Launch]) -> None:
-    for earlier, later in itertools.pairwise(launches):
+def _check_writers(program: Program, changed: Iterable[tf.compat.v1.NodeDef]) -> None:
+    graph, captured = program.graph, program.analysis.captured
+    new = [node for node in changed if _captured_name(node.name) not in captured.nodes]
+    assigned: dict[str, str] = {}
+    for node in new:
+        if node.op in READS_VARIABLE or node.op in PASSES_HANDLE:
+            continue
+        for producer in graph.producers[node.name]:
+            if graph.nodes[producer].op != VARIABLE_OP or f"^{producer}" in node.input:
+                continue
+            if not node.name.startswith(f"{KERNEL_SCOPE}/") or producer in assigned:
+                raise InvalidGraphError(
+                    f"variable '{producer}' has two writers, one of them new:\n{neighbourhood(graph, node)}"
+                )
+            assigned[producer] = node.name
+    for handle, users in graph.users(assigned).items() if assigned else ():
+        for user in users:
+            if user != assigned[handle] and assigned[handle] not in graph.producers[user]:
+                raise InvalidGraphError(
+                    f"variable '{handle}' has two writers, or is read meanwhile: '{user}' does not wait for "
+                    f"'{assigned[handle]}', which assigns it:\n{neighbourhood(graph, graph.nodes[user])}"
+                )
+
+
+def _captured_name(name: str) -> str:
+    """The name in the captured graph of what may be a replica's copy."""
+    return name.partition("/")[2] if name.startswith(REPLICA_SCOPE) else name
+
+
+def _check_combined(program: Program, _: Iterable[tf.compat.v1.NodeDef]) -> None:
+    captured, varying = program.analysis.captured, program.analysis.varying
+    recorded = [
+        (f"the gradient of '{one.variable}'", tensor) for one in program.item.gradients for tensor in one.tensors
+    ]
+    recorded += [("a statistic", statistic.tensor) for statistic in program.item.statistics]
+    for what, tensor in recorded:
+        if op_of(captured.nodes[op_of(tensor)].input[0]) not in varying:
+            continue
+        for seam in program.copies(tensor):
+            node = program.graph.nodes[op_of(seam)]
+            if not node.input[0].startswith(f"{KERNEL_SCOPE}/"):
+                raise InvalidGraphError(
+                    f"{what} is not combined over the replicas:\n{neighbourhood(program.graph, node)}"
+                )
+
+
+def _check_placed(program: Program, changed: Iterable[tf.compat.v1.NodeDef]) -> None:
+    nodes = program.graph.nodes
+    writers = {
+        copy: handle
+        for variable, names in program.analysis.writes.items()
+        for name in names
+        for copy, handle in zip(program.copies(name), program.copies(variable), strict=True)
+    }
+    for node in changed:
+        if not node.device:
+            raise InvalidGraphError(f"an op has no device: {format_node(node)}")
+        handle = writers.get(node.name)
+        if handle is not None and nodes[handle].device != node.device:
+            raise InvalidGraphError(
+                f"'{node.name}' writes a variable of another device, '{nodes[handle].device}': {format_node(node)}"
+            )
+
+
+def _check_order(program: Program, _: Iterable[tf.compat.v1.NodeDef]) -> None:
+    for earlier, later in itertools.pairwise(program.launches):
         for op in later.ops:
-            missing = {f"^{name}" for name in earlier.ops} - set(graph.nodes[op].input)
+            missing = {f"^{name}" for name in earlier.ops} - set(program.graph.nodes[op].input)
             if missing:
                 raise InvalidGraphError(
                     f"collective '{op}' does not wait for {', '.join(sorted(missing))}: "
                     "workers could launch them in different orders"
                 )
+
+
+_PROMISES: Mapping[Promise, Callable[[Program, Iterable[tf.compat.v1.NodeDef]], None]] = {
+    Promise.COMBINED: _check_combined,
+    Promise.PLACED: _check_placed,
+    Promise.ORDERED: _check_order,
+}
+"""What checks each promise, given the program and the ops that may break it."""
 
 
 def neighbourhood(view: GraphView, node: tf.compat.v1.NodeDef) -> str:

@@ -66,6 +66,10 @@ CASES = {
         + "    step(x[::-1] if i == 4 and autodist.rank == 1 else x)\n",
         ("same global batch, but 'x' of worker 1 differs from the chief's", 'AutoDist(batch="local")'),
     ),
+    "other arguments on one worker": (
+        "import os\nAutoDist(batch='local' if 'AUTODIST_RANK' in os.environ else 'global')\n",
+        ("same arguments; batch is 'global' on the chief, and 'local' on worker 1",),
+    ),
     "a write that differs": (
         JOIN
         + "drawn = tf.Variable(0, name='drawn')\n"

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
 
-from autodist_py.kernel.program import Program
+from autodist_py.kernel.program import Program, Promise
 from autodist_py.kernel.rewrite import Edits
 
 
@@ -27,4 +27,4 @@ class Order:
             for op in later.ops:
                 for dependency in earlier.ops:
                     edits.add_control(op, dependency)
-        return replace(program, graph=edits.apply(program.graph), launches=launches, ordered=True)
+        return replace(program, launches=launches).promising(Promise.ORDERED, edits.apply(program.graph))

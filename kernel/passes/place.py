@@ -1,11 +1,11 @@
 """Place: every op has a device."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist_py.kernel.graph_view import TABLES
 from autodist_py.kernel.names import on_replica
-from autodist_py.kernel.program import Program
+from autodist_py.kernel.program import Program, Promise
 from autodist_py.kernel.rewrite import Edits
 
 
@@ -37,4 +37,4 @@ class PlaceOps:
         for node in view.nodes.values():
             if not node.device:
                 edits.set_device(node.name, program.place.host)
-        return replace(program, graph=edits.apply(view))
+        return program.promising(Promise.PLACED, edits.apply(view))

@@ -1,12 +1,12 @@
 """Synchronize: what stands between each raw gradient and the update that reads it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist_py.kernel.cross_device_ops.collective import Collectives
 from autodist_py.kernel.names import on_replica, op_of
 from autodist_py.kernel.passes.launches import with_launches
-from autodist_py.kernel.program import Program
+from autodist_py.kernel.program import Program, Promise
 from autodist_py.kernel.rewrite import Edits
 from autodist_py.kernel.synchronizers import all_reduce
 
@@ -37,4 +37,4 @@ class Synchronize:
                     for seam, tensor in zip(gradient.tensors, tensors, strict=True):
                         edits.set_input(on_replica(replica, op_of(seam)), 0, tensor)
             program = with_launches(program, collectives, rank=group.rank(program), what=str(group))
-        return replace(program, graph=edits.apply(view))
+        return program.promising(Promise.COMBINED, edits.apply(view))

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from autodist_py.kernel.names import op_of
+from autodist_py.kernel.program import Promise
 from autodist_py.proto.graph_item import GraphItem
 from tests.kernel import programs
 
@@ -63,7 +64,7 @@ def test_a_group_is_launched_after_the_combined_gradients_that_it_is_computed_fr
 def test_each_collective_waits_for_all_ops_of_the_one_before():
     item = ITEMS["sparse"]
     program = programs.after("order", item, programs.place(2, 2), programs.all_reduce(item, spec="RING"))
-    assert program.ordered
+    assert Promise.ORDERED in program.holds
     view = program.graph
     assert max(len(launch.ops) for launch in program.launches) == 2
     for earlier, later in pairwise(program.launches):

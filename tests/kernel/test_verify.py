@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from autodist_py.kernel.graph_view import GraphView
-from autodist_py.kernel.program import Launch
+from autodist_py.kernel.names import on_replica, op_of
+from autodist_py.kernel.program import Launch, Promise
+from autodist_py.kernel.rewrite import Edits
 from autodist_py.kernel.verify import verify
 from autodist_py.proto.errors import InvalidGraphError
 from tests.kernel import programs
@@ -90,15 +92,68 @@ def test_the_kernels_own_ops_may_read_several_replicas():
     )
 
 
+ORDERED = frozenset({Promise.ORDERED})
 LAUNCHES = (Launch(("p", "q"), (0, 0, 0), "first"), Launch(("r", "s"), (0, 0, 1), "second"))
 TWO_LAUNCHES = ("p = X()", "q = X()", "r = X(^p, ^q)")
 
 
 def test_a_collective_that_does_not_wait_for_all_ops_of_the_one_before():
     with pytest.raises(InvalidGraphError, match=r"collective 's' does not wait for \^q"):
-        check(*TWO_LAUNCHES, "s = X(^p)", launches=LAUNCHES, ordered=True)
+        check(*TWO_LAUNCHES, "s = X(^p)", launches=LAUNCHES, holds=ORDERED)
 
 
 def test_ordered_collectives_pass_and_unordered_ones_do_before_they_are_ordered():
-    check(*TWO_LAUNCHES, "s = X(^p, ^q)", launches=LAUNCHES, ordered=True)
-    check(*TWO_LAUNCHES, "s = X()", launches=LAUNCHES, ordered=False)
+    check(*TWO_LAUNCHES, "s = X(^p, ^q)", launches=LAUNCHES, holds=ORDERED)
+    check(*TWO_LAUNCHES, "s = X()", launches=LAUNCHES)
+
+
+def broken(name, edit, *, where=None, item=None):
+    """The golden program after the pass `name`, with `edit` made in it, verified."""
+    program = programs.after(name, item or programs.linear_regression(), where or programs.place(2))
+    edits = Edits()
+    edit(edits, program)
+    verify(replace(program, graph=edits.apply(program.graph)))
+
+
+def test_a_gradient_that_is_not_combined_is_named():
+    def read_raw(edits, program):
+        seam = program.item.gradients[0].tensors[0]
+        raw = program.analysis.captured.nodes[op_of(seam)].input[0]
+        edits.set_input(on_replica(1, op_of(seam)), 0, on_replica(1, raw))
+
+    with pytest.raises(InvalidGraphError, match=r"the gradient of 'w' is not combined(?s:.*)  > AutoDist-Replica-1/"):
+        broken("synchronize", read_raw)
+
+
+def test_a_new_writer_of_a_variable_is_named():
+    def write_again(edits, program):
+        handle = on_replica(0, "w")
+        edits.add(parsed(f"AutoDist-Replica-0/again = AssignVariableOp({handle}, {handle})").node)
+
+    with pytest.raises(InvalidGraphError, match="'AutoDist-Replica-0/w' has two writers, one of them new"):
+        broken("replicate", write_again)
+
+
+def test_an_assignment_of_the_kernel_that_a_user_does_not_wait_for():
+    def write(edits, program):
+        handle = on_replica(1, "w")
+        edits.add(
+            parsed("AutoDist/value = Const()", f"AutoDist/assign = AssignVariableOp({handle}, AutoDist/value)").node
+        )
+
+    with pytest.raises(InvalidGraphError, match="does not wait for 'AutoDist/assign', which assigns it"):
+        broken("replicate", write)
+
+
+def test_an_update_on_another_device_than_its_variable():
+    def move(edits, program):
+        ((writer, *_), *_) = (names for names in program.analysis.writes.values() if names)
+        edits.set_device(on_replica(1, writer), program.place.local_replicas[0].device)
+
+    with pytest.raises(InvalidGraphError, match="writes a variable of another device"):
+        broken("place", move)
+
+
+def test_an_op_without_a_device_once_all_are_placed():
+    with pytest.raises(InvalidGraphError, match="an op has no device: AutoDist/new = NoOp"):
+        broken("place", lambda edits, program: edits.add(parsed("AutoDist/new = NoOp()").node))

@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-all fuzz lint ruff format-check mypy imports proto-check proto clean
+.PHONY: demo test test-all fuzz mutations lint ruff format-check mypy imports proto-check proto clean
 
 demo: $(INSTALLED)
 	TF_CPP_MIN_LOG_LEVEL=1 $(BIN)/autodist run --local 2 examples/digits.py --compare
@@ -18,6 +18,9 @@ test-all: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	FUZZ_EXAMPLES=2000 $(BIN)/pytest -s tests/test_random_programs.py
+
+mutations: $(INSTALLED)
+	$(BIN)/python tools/mutate.py
 
 lint: ruff format-check mypy imports proto-check
 

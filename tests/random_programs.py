@@ -1,13 +1,14 @@
-"""Random small programs: expressions over a batch, with a loss, a write and results among them.
+"""Random small programs: expressions over a batch, with losses, updates, a write and results among them.
 
 An expression is a list of operations, each on values made before; one that TensorFlow refuses is left out. So every
 list is a program, and hypothesis can make it shorter.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -17,7 +18,8 @@ from autodist_py.testing import compare
 
 FEATURES = 3
 CLASSES = 4
-SIZES = (7, 5, 8)
+SIZES = ((7, 5, 8), (1, 4, 2), (6, 6, 3))
+"""Numbers of examples of the steps: uneven, with empty replicas, even."""
 MAX_RANK = 3
 TOLERANCE = 1e-8
 
@@ -37,14 +39,29 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class RandomProgram:
-    """The operations; how the loss reduces its value; what is written, and how."""
+    """The operations, and what is made of their values.
+
+    Attributes:
+        operations: one after the other.
+        loss: how the loss reduces the last value.
+        second_loss: as `loss`, of the value before, with gradients of its own; "": there is none.
+        update: how gradients change the variables.
+        write: how a value changes a variable that is not trained.
+        builder: the strategy.
+        sizes: which of `SIZES`.
+    """
 
     operations: tuple[Operation, ...]
     loss: str
+    second_loss: str
+    update: str
     write: str
+    builder: str
+    sizes: int
 
     def __str__(self) -> str:
-        return "; ".join([*map(str, self.operations), f"loss {self.loss}", f"write {self.write}"])
+        facts = [f"{name} {getattr(self, name)}" for name in ("loss", "second_loss", "update", "write", "builder")]
+        return "; ".join([*map(str, self.operations), *facts, f"sizes {SIZES[self.sizes]}"])
 
 
 def _axis(choice: int, rank: int) -> Any:
@@ -115,14 +132,73 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "gather_columns": lambda a, b, choice: tf.gather(a, [0, 1, 0], axis=1),
     "one_hot": _unary(lambda a: tf.one_hot(tf.cast(tf.abs(a), tf.int32), 3, dtype=tf.float64)),
     "moments": lambda a, b, choice: tf.nn.moments(a, axes=[0])[choice % 2],
+    "loop": _unary(lambda a: tf.while_loop(lambda i, v: i < 2, lambda i, v: (i + 1, tf.tanh(v) + 0.5), [0, a])[1]),
     "branch": _binary(lambda a, b: tf.cond(tf.reduce_sum(a) > 0.0, lambda: a * 2.0, lambda: a - 1.0)),
 }
+
+BUILDERS = (
+    "AllReduce",
+    "AllReduce(chunk_size=1)",
+    "AllReduce(all_reduce_spec='RING')",
+    "AllReduce(chunk_size=2, all_reduce_spec='RING')",
+)
 
 LOSSES: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "mean": tf.reduce_mean,
     "sum": lambda value: 0.01 * tf.reduce_sum(value),
     "each": lambda value: 0.01 * value,
 }
+
+
+Gradients = Sequence[tuple[tf.Variable, Any]]
+
+
+def _descend(gradients: Gradients) -> None:
+    for variable, gradient in gradients:
+        variable.assign_sub(0.05 * tf.convert_to_tensor(gradient))
+
+
+def _clip_each(gradients: Gradients) -> None:
+    _descend([(variable, tf.clip_by_norm(tf.convert_to_tensor(gradient), 1.0)) for variable, gradient in gradients])
+
+
+def _clip_together(gradients: Gradients) -> None:
+    clipped, _ = tf.clip_by_global_norm([tf.convert_to_tensor(gradient) for _, gradient in gradients], 1.0)
+    _descend([(variable, gradient) for (variable, _), gradient in zip(gradients, clipped, strict=True)])
+
+
+def _change_rows(gradients: Gradients) -> None:
+    for variable, gradient in gradients:
+        if isinstance(gradient, tf.IndexedSlices):
+            clipped = tf.clip_by_value(gradient.values, -1.0, 1.0)
+            variable.scatter_sub(tf.IndexedSlices(0.05 * clipped, gradient.indices))
+        else:
+            variable.assign_sub(0.05 * tf.tanh(gradient))
+
+
+def _keras(make: Callable[[], keras.Optimizer]) -> Callable[[Sequence[tf.Variable]], Callable[[Gradients], None]]:
+    def updater(variables: Sequence[tf.Variable]) -> Callable[[Gradients], None]:
+        optimizer = make()
+        optimizer.build(variables)
+
+        def update(gradients: Gradients) -> None:
+            if gradients:
+                optimizer.apply_gradients([(gradient, variable) for variable, gradient in gradients])
+
+        return update
+
+    return updater
+
+
+UPDATES: Mapping[str, Callable[[Sequence[tf.Variable]], Callable[[Gradients], None]]] = {
+    "descend": lambda variables: _descend,
+    "clip each": lambda variables: _clip_each,
+    "clip together": lambda variables: _clip_together,
+    "change rows": lambda variables: _change_rows,
+    "momentum": _keras(lambda: keras.optimizers.SGD(0.02, momentum=0.9, nesterov=True, clipnorm=2.0)),
+    "adam": _keras(lambda: keras.optimizers.Adam(0.01, global_clipnorm=1.0)),
+}
+"""What makes the update of the variables of one program."""
 
 
 def _evaluate(program: RandomProgram, x: tf.Tensor, ids: tf.Tensor, w: tf.Tensor, variables: Any) -> list[tf.Tensor]:
@@ -159,7 +235,7 @@ def run(program: RandomProgram) -> str:
     rng = np.random.default_rng(1)
     inputs = [
         (rng.normal(size=(n, FEATURES)), rng.integers(0, CLASSES, n), rng.integers(0, 3, n).astype(np.float64))
-        for n in SIZES
+        for n in SIZES[program.sizes]
     ]
     variables = [
         tf.Variable(rng.normal(size=(CLASSES, FEATURES)), name="table"),
@@ -168,14 +244,18 @@ def run(program: RandomProgram) -> str:
     ]
     written = tf.Variable(0.0, dtype=tf.float64, shape=tf.TensorShape([]), trainable=False, name="written")
 
+    update = UPDATES[program.update](variables)
+
     @tf.function(input_signature=[tf.TensorSpec([None, *array.shape[1:]], array.dtype) for array in inputs[0]])
     def step(x: tf.Tensor, ids: tf.Tensor, w: tf.Tensor) -> Any:
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(persistent=True) as tape:
             values = _evaluate(program, x, ids, w, variables)
-            loss = LOSSES[program.loss](values[-1])
-        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
-            if gradient is not None:
-                variable.assign_sub(0.05 * tf.clip_by_norm(tf.convert_to_tensor(gradient), 1.0))
+            losses = [
+                LOSSES[kind](values[-1 - n]) for n, kind in enumerate((program.loss, program.second_loss)) if kind
+            ]
+        for loss in losses:
+            gradients = zip(variables, tape.gradient(loss, variables), strict=True)
+            update([(variable, gradient) for variable, gradient in gradients if gradient is not None])
         value = tf.reduce_mean(values[-2])
         if program.write == "add":
             written.assign_add(value)
@@ -186,10 +266,11 @@ def run(program: RandomProgram) -> str:
         return [one for one in values[-3:] if one.shape[1:].is_fully_defined()], written.read_value()
 
     try:
-        step(*map(tf.constant, inputs[0]))
+        for arguments in inputs:
+            step(*map(tf.constant, arguments))
     except (tf.errors.InvalidArgumentError, ValueError):
         return "invalid"
-    with AutoDist() as autodist:
+    with AutoDist(strategy_builder=program.builder) as autodist:
         distributed = autodist.function(step)
         try:
             item = distributed.captured(*inputs[0]).item

@@ -257,6 +257,11 @@ def results_of_every_kind(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor
     return tf.reduce_mean(losses), results
 
 
+def results_beside_a_whole_batch(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    chosen = tf.cond(tf.reduce_sum(x) > 0.0, lambda: x * 2.0, lambda: x - 1.0)  # Computed of all examples.
+    return tf.reduce_mean(model.losses(x, y)[0]), (chosen, chosen + tf.reduce_mean(x), tf.reduce_max(chosen, axis=1))
+
+
 CASES = [
     a_sum_over_examples,
     a_mean_counted_once,
@@ -276,6 +281,7 @@ CASES = [
     an_average_with_a_regularizer,
     a_loss_for_each_example,
     results_of_every_kind,
+    results_beside_a_whole_batch,
 ]
 
 

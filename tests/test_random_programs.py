@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests import random_programs
-from tests.cluster_pool import TWO_REPLICAS, TWO_WORKERS, Cluster
-from tests.random_programs import LOSSES, OPERATIONS, Operation, RandomProgram
+from tests.cluster_pool import SHAPES, TWO_REPLICAS, Cluster
+from tests.random_programs import BUILDERS, LOSSES, OPERATIONS, SIZES, UPDATES, Operation, RandomProgram
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
@@ -21,20 +21,22 @@ programs = st.builds(
     RandomProgram,
     st.lists(operations, min_size=1, max_size=12).map(tuple),
     st.sampled_from(sorted(LOSSES)),
+    st.sampled_from(["", "", *sorted(LOSSES)]),
+    st.sampled_from(sorted(UPDATES)),
     st.sampled_from(["nothing", "add", "decay", "largest"]),
+    st.sampled_from(BUILDERS),
+    st.integers(0, len(SIZES) - 1),
 )
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "cluster", [TWO_REPLICAS, TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
-)
+@pytest.mark.parametrize("cluster", SHAPES, ids=lambda shape: shape.name, indirect=True, scope="module")
 def test_random_programs_do_what_one_device_does(cluster: Cluster) -> None:
     outcomes: Counter[str] = Counter()
 
     @seed(SEED)
     @settings(
-        max_examples=EXAMPLES if cluster.shape is TWO_REPLICAS else EXAMPLES // 5,
+        max_examples=EXAMPLES if cluster.shape is TWO_REPLICAS else EXAMPLES // 10,
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),

@@ -236,6 +236,8 @@ class Combination:
             return result
         if result is Extent.PLUS and node.name not in self._loss_region & self._trained:
             result = Extent.OTHER  # Its terms are combined by themselves.
+        if result in _SUMS | {Extent.MEAN} and self._grows(node.name, reads, extents):
+            result = Extent.OTHER  # Its shape is that of the whole batch: nothing that is combined afterwards.
         if result in FIXED and self._is_uncarried_cast(node.name):
             result = Extent.OTHER  # What cannot be combined after the cast is combined before it.
         return (self._combined_first(node, reads, operands, result),)
@@ -306,6 +308,13 @@ class Combination:
         if extent is Extent.ROWS:
             return bool(shape[1:].is_fully_defined())
         return extent in FIXED and bool(shape.is_fully_defined())
+
+    def _grows(self, op: str, reads: Sequence[str], extents: Sequence[Extent]) -> bool:
+        """Whether the shape of `op` may follow from that of a value which is computed from the whole batch."""
+        if self._tensor_of(f"{op}:0").shape.is_fully_defined():
+            return False
+        shapes = [self._tensor_of(name).shape for name, one in zip(reads, extents, strict=True) if one is Extent.SAME]
+        return not all(shape.is_fully_defined() for shape in shapes)
 
     def _is_uncarried_cast(self, op: str) -> bool:
         """A cast to a type that collectives do not carry, as of the number of random numbers that are drawn."""

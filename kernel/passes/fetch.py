@@ -24,7 +24,7 @@ class Fetch:
 
     Requires: a replicated graph; each fetch names replica 0's tensor, or a shared one.
     Ensures: a fetch that depends on a replica's own examples is, by case:
-        1. first dimension unknown: the replicas' rows, in order; of all workers with `batch="global"`, else this one's;
+        1. first dimension unknown, and no sum or mean over it: the replicas' rows, in order; of all workers with `batch="global"`, else this one's;
         2. known to be a sum or mean over examples: that of all replicas;
         3. another float of fixed shape: combined over all replicas as `fetch_reduction` says;
         4. anything else: the first replica's (of the cluster, where the network can carry it; else of this worker).
@@ -68,12 +68,15 @@ def _combine_stage(program: Program, stage: int, positions: Sequence[int]) -> Pr
 def _part(program: Program, output: Output) -> Part:
     dtype = tf.as_dtype(output.dtype)
     copies = tuple(on_replica(replica, output.tensor) for replica in range(program.num_local_replicas))
-    if output.shape is not None and len(output.shape) > 0 and output.shape[0] is None:
+    is_combined = output.reduction in ("mean", "sum", "same")
+    if not is_combined and output.shape is not None and output.shape[:1] == (None,):
         return _rows(program, output, copies)
     if output.shape is None or None in output.shape:
         raise CaptureError(
             f"result '{output.tensor}' has the shape {tf.TensorShape(output.shape)} and differs between replicas; only "
-            "the first dimension, the batch, may be unknown. Return it with the batch first, or with a static shape"
+            "the first dimension, the batch, may be unknown"
+            + (f", and this is a {output.reduction} over it" if is_combined else "")
+            + ". Return it with the batch first, or with a static shape"
         )
     default = program.options.fetch_reduction if dtype.is_floating else "first"
     known = {"mean": "mean", "sum": "sum", "same": "first"}

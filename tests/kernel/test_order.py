@@ -56,6 +56,15 @@ def test_launches_stand_in_the_order_of_their_ranks():
     assert launches[0].what == "sparse gradients of table"  # It is ready before the dense ones.
 
 
+def test_the_order_is_not_that_in_which_a_pass_made_the_collectives():
+    item = ITEMS["sparse"]
+    strategy = programs.all_reduce(item, chunk_size=1)
+    made = programs.after("fetch", item, programs.place(1, 1), strategy).launches
+    ordered = programs.after("order", item, programs.place(1, 1), strategy).launches
+    assert set(made) == set(ordered)
+    assert made != ordered
+
+
 def test_a_group_is_launched_after_the_combined_gradients_that_it_is_computed_from():
     launches = programs.after("order", ITEMS["stages"], programs.place(1, 1)).launches
     assert [launch.what for launch in launches] == [f"dense gradients of v{index}" for index in range(3)]

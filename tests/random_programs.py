@@ -246,7 +246,13 @@ def run(program: RandomProgram) -> str:
 
     update = UPDATES[program.update](variables)
 
-    @tf.function(input_signature=[tf.TensorSpec([None, *array.shape[1:]], array.dtype) for array in inputs[0]])
+    signature = [tf.TensorSpec([None, *array.shape[1:]], array.dtype) for array in inputs[0]]
+
+    @tf.function(input_signature=signature)
+    def evaluate(x: tf.Tensor, ids: tf.Tensor, w: tf.Tensor) -> list[tf.Tensor]:
+        return _evaluate(program, x, ids, w, variables)
+
+    @tf.function(input_signature=signature)
     def step(x: tf.Tensor, ids: tf.Tensor, w: tf.Tensor) -> Any:
         with tf.GradientTape(persistent=True) as tape:
             values = _evaluate(program, x, ids, w, variables)
@@ -267,6 +273,7 @@ def run(program: RandomProgram) -> str:
 
     try:
         for arguments in inputs:
+            evaluate(*map(tf.constant, arguments))  # Also what no result needs, or TensorFlow would trust its shape.
             step(*map(tf.constant, arguments))
     except (tf.errors.InvalidArgumentError, ValueError):
         return "invalid"

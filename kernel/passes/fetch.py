@@ -24,7 +24,8 @@ class Fetch:
 
     Requires: a replicated graph; each fetch names replica 0's tensor, or a shared one.
     Ensures: a fetch that depends on a replica's own examples is, by case:
-        1. first dimension unknown, and no sum or mean over it: the replicas' rows, in order; of all workers with `batch="global"`, else this one's;
+        1. first dimension unknown, and not summed over: the replicas' rows, in order; of all workers with
+            `batch="global"`, else this one's;
         2. known to be a sum or mean over examples: that of all replicas;
         3. another float of fixed shape: combined over all replicas as `fetch_reduction` says;
         4. anything else: the first replica's (of the cluster, where the network can carry it; else of this worker).

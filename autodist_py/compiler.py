@@ -4,6 +4,7 @@ It owns the order of things between the workers: the same graph everywhere, the 
 """
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import tensorflow as tf
 from autodist_py.kernel.analysis import analyse, varying_writes
 from autodist_py.kernel.device import Place, resolve
 from autodist_py.kernel.graph_view import GraphView
+from autodist_py.kernel.passes.read_data import END_OF_DATA, OTHER_DATA
 from autodist_py.kernel.pipeline import CompiledProgram, compile
 from autodist_py.kernel.printer import format_graph
 from autodist_py.kernel.program import Options
@@ -26,7 +28,7 @@ from autodist_py.runtime.cluster import Cluster
 from autodist_py.runtime.copies import Copies
 from autodist_py.runtime.executor import Executor
 from autodist_py.runtime.initial_values import broadcast
-from autodist_py.runtime.input_check import InputCheck
+from autodist_py.runtime.input_check import SAME_DATA_ADVICE, InputCheck
 from autodist_py.runtime.kept import Kept
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
 
@@ -79,6 +81,7 @@ class Compiler:
         state: Mapping[str, tf.Tensor],
         *,
         name: str,
+        namespace: str = "",
     ) -> "StepProgram":
         """A program that all workers run together.
 
@@ -88,6 +91,7 @@ class Compiler:
             variables: the user's variables, by their names in `item`.
             state: the tensors for its "state" inputs.
             name: what the program is called in profiles and causes of failure.
+            namespace: see Executor.
         """
         place = resolve(strategy.replicas, self._resources, worker=self.cluster.rank)
         self.broadcast_initial_values(variables)
@@ -97,7 +101,7 @@ class Compiler:
         self._require_same_launches(program)
         fed = [source.name for source in item.inputs if source.kind == "feed"]
         check = InputCheck(self.cluster, self._key("inputs"), fed, steps=self._checked_steps)
-        return StepProgram(self._executor(program, variables, state, name), self.cluster, check)
+        return StepProgram(self._executor(program, variables, state, name, namespace), self.cluster, check)
 
     def alone(
         self,
@@ -106,6 +110,7 @@ class Compiler:
         state: Mapping[str, tf.Tensor],
         *,
         name: str,
+        namespace: str = "",
     ) -> "AloneProgram":
         """A program without the step's update, that this worker runs by itself on the whole of what it is given.
 
@@ -129,7 +134,7 @@ class Compiler:
         if written or not any(source.batched for source in item.inputs):
             place = Place(place.worker, place.replicas[:1])
         program = compile(item, everywhere, place, self._options, observers=self._observers)
-        return AloneProgram(self._executor(program, variables, state, name), written, self)
+        return AloneProgram(self._executor(program, variables, state, name, namespace), written, self)
 
     def place(self, strategy: Strategy) -> Place:
         """Where this worker stands among the strategy's replicas."""
@@ -183,6 +188,7 @@ class Compiler:
         variables: Mapping[str, tf.Variable],
         state: Mapping[str, tf.Tensor],
         name: str,
+        namespace: str,
     ) -> Executor:
         devices = [replica.device for replica in program.place.local_replicas]
         copies = {
@@ -190,7 +196,7 @@ class Compiler:
             for variable_name, variable in variables.items()
             for position, copy in enumerate(self._copies.of(variable, devices))
         }
-        return Executor(program, copies, state, name=name.replace("/", "_"))
+        return Executor(program, copies, state, name=name.replace("/", "_"), namespace=namespace)
 
     def _require_same_graph(self, item: GraphItem) -> None:
         if self.cluster.num_workers == 1:
@@ -231,6 +237,7 @@ class StepProgram:
         Raises:
             WorkerFailedError: another worker failed; the message names it, and why.
             ClusterError: the workers are given different batches.
+            OutOfRangeError: an iterator that the step reads has ended, on this worker or another.
         """
         self._cluster.check()
         self._cluster.step += 1
@@ -238,10 +245,13 @@ class StepProgram:
         try:
             results = self._executor.run(feeds)
         except tf.errors.OpError as error:
-            failure = self._cluster.failure(wait=0.0) if _ends_data(error) else self._cluster.failure()
+            data_error = _data_error(error)
+            failure = self._cluster.failure() if data_error is None else self._cluster.failure(wait=0.0)
             if failure is not None:
                 raise failure from error
-            raise
+            if data_error is None or data_error is error:
+                raise
+            raise data_error from error
         return results
 
 
@@ -288,9 +298,20 @@ def require_same_launches(everyone: Mapping[int, bytes]) -> None:
             )
 
 
-def _ends_data(error: tf.errors.OpError) -> bool:
-    """Whether `error` is the ordinary end of an iterator, which no failure of another worker looks like."""
-    return isinstance(error, tf.errors.OutOfRangeError)
+def _data_error(error: tf.errors.OpError) -> Exception | None:
+    """What `error` says of the data that a step reads by itself, if it does; no failure of a worker looks like that."""
+    if isinstance(error, tf.errors.OutOfRangeError):
+        return error
+    found = re.search(f"({re.escape(END_OF_DATA)}|{re.escape(OTHER_DATA)})\\] \\[([0-9 ]*)\\]", error.message)
+    if found is None:
+        return None
+    what, workers = found[1], found[2].replace(" ", ", ")
+    if what == END_OF_DATA:
+        return tf.errors.OutOfRangeError(error.node_def, error.op, f"End of sequence on workers {workers}")
+    return ClusterError(
+        f"every worker must be given the same global batch, but what the iterator gives on workers {workers} differs "
+        f"from the chief's. {SAME_DATA_ADVICE}"
+    )
 
 
 def _item_text(item: GraphItem) -> str:

@@ -34,6 +34,9 @@ PASSES_HANDLE = frozenset({"Identity", "IdentityN", "Switch", "Merge", "Enter", 
 
 ITERATOR_NEXT = frozenset({"IteratorGetNext", "IteratorGetNextSync"})
 
+ITERATORS = frozenset({"IteratorV2"})
+"""Op types that make an iterator of a plain graph which several programs may use, by its shared name."""
+
 INPUTS = frozenset({"Placeholder", "PlaceholderWithDefault"})
 
 TABLES = frozenset(

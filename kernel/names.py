@@ -56,6 +56,11 @@ def replica_of(name: str) -> int | None:
     return int(name[len(REPLICA_SCOPE) :].partition("/")[0])
 
 
+def captured_name(name: str) -> str:
+    """The name that the operation `name` has, or the one it is a replica's copy of, in the captured graph."""
+    return name.partition("/")[2] if name.startswith(REPLICA_SCOPE) else name
+
+
 def unique_names(wanted: Sequence[str], taken: Iterable[str]) -> list[str]:
     """`wanted` with `_1`, `_2`, ... after names that were there before, so that all differ, and from `taken` too."""
     used = set(taken)

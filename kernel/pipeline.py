@@ -13,6 +13,7 @@ from autodist_py.kernel.passes.combine import Combine
 from autodist_py.kernel.passes.fetch import Fetch
 from autodist_py.kernel.passes.order import Order
 from autodist_py.kernel.passes.place import PlaceOps
+from autodist_py.kernel.passes.read_data import ReadData
 from autodist_py.kernel.passes.refresh import Refresh
 from autodist_py.kernel.passes.replicate import Replicate
 from autodist_py.kernel.passes.split_batch import SplitBatch
@@ -25,6 +26,7 @@ from autodist_py.proto.strategy import Strategy
 PASSES: tuple[Pass, ...] = (
     Replicate(),
     Refresh(),
+    ReadData(),
     SplitBatch(),
     Combine(),
     Synchronize(),

@@ -31,7 +31,7 @@ from autodist_py.kernel.graph_view import (
     functions_of,
     has_function_attribute,
 )
-from autodist_py.kernel.names import KERNEL_SCOPE, REPLICA_SCOPE, op_of, replica_of
+from autodist_py.kernel.names import KERNEL_SCOPE, REPLICA_SCOPE, captured_name, op_of, replica_of
 from autodist_py.kernel.printer import format_node
 from autodist_py.kernel.program import Program, Promise
 from autodist_py.proto.errors import InvalidGraphError
@@ -141,7 +141,7 @@ def _cycle(graph: GraphView) -> str:
 
 def _check_writers(program: Program, changed: Iterable[tf.compat.v1.NodeDef]) -> None:
     graph, captured = program.graph, program.analysis.captured
-    new = [node for node in changed if _captured_name(node.name) not in captured.nodes]
+    new = [node for node in changed if captured_name(node.name) not in captured.nodes]
     assigned: dict[str, str] = {}
     for node in new:
         if node.op in READS_VARIABLE or node.op in PASSES_HANDLE:
@@ -161,11 +161,6 @@ def _check_writers(program: Program, changed: Iterable[tf.compat.v1.NodeDef]) ->
                     f"variable '{handle}' has two writers, or is read meanwhile: '{user}' does not wait for "
                     f"'{assigned[handle]}', which assigns it:\n{neighbourhood(graph, graph.nodes[user])}"
                 )
-
-
-def _captured_name(name: str) -> str:
-    """The name in the captured graph of what may be a replica's copy."""
-    return name.partition("/")[2] if name.startswith(REPLICA_SCOPE) else name
 
 
 def _check_combined(program: Program, _: Iterable[tf.compat.v1.NodeDef]) -> None:

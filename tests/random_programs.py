@@ -201,7 +201,18 @@ UPDATES: Mapping[str, Callable[[Sequence[tf.Variable]], Callable[[Gradients], No
 """What makes the update of the variables of one program."""
 
 
-def _evaluate(program: RandomProgram, x: tf.Tensor, ids: tf.Tensor, w: tf.Tensor, variables: Any) -> list[tf.Tensor]:
+def _evaluate(
+    operations: Sequence[Operation],
+    inputs: Sequence[tf.Tensor],
+    variables: Sequence[tf.Variable],
+    *,
+    kept: list[Operation] | None = None,
+) -> list[tf.Tensor]:
+    """The values that `operations` make; those that cannot be made of the static shapes are left out.
+
+    Where `kept` is given it is filled with the others.
+    """
+    x, ids, w = inputs
     table, kernel, scale = variables
     values = [
         tf.constant([[0.5, -1.0, 2.0]], tf.float64),
@@ -211,7 +222,7 @@ def _evaluate(program: RandomProgram, x: tf.Tensor, ids: tf.Tensor, w: tf.Tensor
         tf.tanh(tf.matmul(x, kernel)),
         x,
     ]
-    for operation in program.operations:
+    for operation in operations:
         first, second = (values[-1 - index % len(values)] for index in (operation.first, operation.second))
         try:
             made = OPERATIONS[operation.name](first, second, operation.choice)
@@ -219,7 +230,27 @@ def _evaluate(program: RandomProgram, x: tf.Tensor, ids: tf.Tensor, w: tf.Tensor
             continue
         if made.shape.rank is not None and made.shape.rank <= MAX_RANK:
             values.append(made)
+            if kept is not None:
+                kept.append(operation)
     return values
+
+
+def _is_valid(
+    program: RandomProgram, batches: Sequence[Sequence[np.ndarray]], variables: Sequence[tf.Variable]
+) -> bool:
+    """Whether one device can make all values of `program`, also those that no result needs.
+
+    It is asked eagerly: of a value that a function does not need TensorFlow trusts the shape, and is wrong then.
+    """
+    kept: list[Operation] = []
+    signature = [tf.TensorSpec([None, *array.shape[1:]], array.dtype) for array in batches[0]]
+    tf.function(lambda *inputs: _evaluate(program.operations, inputs, variables, kept=kept)).get_concrete_function(
+        *signature
+    )
+    made: list[Operation] = []
+    for batch in batches:
+        _evaluate(kept, [tf.constant(array) for array in batch], variables, kept=made)
+    return made == kept * len(batches)
 
 
 def run(program: RandomProgram) -> str:
@@ -249,13 +280,9 @@ def run(program: RandomProgram) -> str:
     signature = [tf.TensorSpec([None, *array.shape[1:]], array.dtype) for array in inputs[0]]
 
     @tf.function(input_signature=signature)
-    def evaluate(x: tf.Tensor, ids: tf.Tensor, w: tf.Tensor) -> list[tf.Tensor]:
-        return _evaluate(program, x, ids, w, variables)
-
-    @tf.function(input_signature=signature)
     def step(x: tf.Tensor, ids: tf.Tensor, w: tf.Tensor) -> Any:
         with tf.GradientTape(persistent=True) as tape:
-            values = _evaluate(program, x, ids, w, variables)
+            values = _evaluate(program.operations, (x, ids, w), variables)
             losses = [
                 LOSSES[kind](values[-1 - n]) for n, kind in enumerate((program.loss, program.second_loss)) if kind
             ]
@@ -271,9 +298,10 @@ def run(program: RandomProgram) -> str:
             written.assign(tf.maximum(written, tf.reduce_max(values[-2])))
         return [one for one in values[-3:] if one.shape[1:].is_fully_defined()], written.read_value()
 
+    if not _is_valid(program, inputs, variables):
+        return "invalid"
     try:
         for arguments in inputs:
-            evaluate(*map(tf.constant, arguments))  # Also what no result needs, or TensorFlow would trust its shape.
             step(*map(tf.constant, arguments))
     except (tf.errors.InvalidArgumentError, ValueError):
         return "invalid"

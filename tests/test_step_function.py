@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist_py import AutoDist, AutoDistError, CaptureError
+from autodist_py import AutoDist, AutoDistError, CaptureError, ClusterError
 from tests.cluster_pool import TWO_REPLICAS, TWO_WORKERS, Cluster
 from tests.oracle import assert_close
 
@@ -190,6 +190,44 @@ def an_iterator_is_shared_out_and_ends_everywhere() -> None:
     train_alike(run)
 
 
+def an_iterator_that_ends_early_on_one_worker_ends_the_step_everywhere() -> None:
+    model = Regression()
+    with AutoDist(batch="local") as autodist:
+        batches = 2 if autodist.rank else 3
+        examples = iter(tf.data.Dataset.from_tensor_slices((X, Y)).batch(4).repeat(3).take(batches))
+        step = autodist.function(lambda examples: model.step(*next(examples)))
+        done = 0
+        with pytest.raises(tf.errors.OutOfRangeError) as ended:
+            for _ in itertools.repeat(None):
+                step(examples)
+                done += 1
+        assert done == (3 if autodist.num_workers == 1 else 2)
+        if autodist.num_workers == 2:
+            assert "End of sequence on workers 1" in str(ended.value)
+        examples = iter(tf.data.Dataset.from_tensor_slices((X, Y)).batch(4))
+        step(examples)  # The next epoch.
+
+
+def iterators_that_differ_between_workers_are_found() -> None:
+    model = Regression()
+    before = model.weight.numpy()
+    with AutoDist() as autodist:
+        names = tf.data.Dataset.from_tensor_slices([f"{autodist.rank} {row}" for row in range(len(X))])
+        examples = iter(tf.data.Dataset.zip((tf.data.Dataset.from_tensor_slices((X, Y)), names)).batch(4))
+
+        def read() -> Any:
+            (x, y), name = next(examples)
+            return model.step(x, y) + tf.cast(tf.reduce_max(tf.strings.length(name)), tf.float64)
+
+        step = autodist.function(read)
+        if autodist.num_workers == 1:
+            step()
+            return
+        with pytest.raises(ClusterError, match=r"what the iterator gives on workers 1.* differs from the chief's"):
+            step()
+    np.testing.assert_array_equal(model.weight, before)
+
+
 def an_iterator_without_an_unknown_batch_dimension_is_refused() -> None:
     model = Regression()
     examples = iter(tf.data.Dataset.from_tensor_slices((X, Y)).batch(4, drop_remainder=True))
@@ -251,6 +289,8 @@ CASES = [
     tables_written_from_examples_are_refused,
     results_of_other_types_come_whole,
     an_iterator_is_shared_out_and_ends_everywhere,
+    an_iterator_that_ends_early_on_one_worker_ends_the_step_everywhere,
+    iterators_that_differ_between_workers_are_found,
     an_iterator_without_an_unknown_batch_dimension_is_refused,
     the_chief_may_evaluate_alone,
     each_worker_by_itself_must_not_write_state_from_its_part,

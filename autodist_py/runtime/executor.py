@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from autodist_py import tf_adapter
-from autodist_py.kernel.graph_view import GraphView, rename_functions
-from autodist_py.kernel.names import op_of, parse
+from autodist_py.kernel.graph_view import ITERATORS, GraphView, rename_functions
+from autodist_py.kernel.names import captured_name, op_of, parse
 from autodist_py.kernel.pipeline import CompiledProgram
 
 
@@ -24,6 +24,7 @@ class Executor:
         state: Mapping[str, tf.Tensor],
         *,
         name: str = "step",
+        namespace: str = "",
     ):
         """Import the program's graph.
 
@@ -32,6 +33,7 @@ class Executor:
             variables: for each variable of the program and local replica, the one to read and write.
             state: for each of its "state" inputs, the tensor to use (tables, iterators, constants).
             name: what the step is called in profiles.
+            namespace: programs of one namespace share the iterators that their graphs make; "": this one has its own.
         """
         feeds = [source for source in program.item.inputs if source.kind == "feed"]
         given = {f"{op}:0": tensor for op, tensor in state.items()}
@@ -43,6 +45,8 @@ class Executor:
         stand_ins = given.keys() | {f"{source.name}:0" for source in feeds}
         graph = _without(program.graph, {op_of(name) for name in stand_ins})
         _own_functions(graph, suffix=uuid.uuid4().hex[:12])
+        if namespace:
+            _share_iterators(graph, namespace)
         names = tf_adapter.register_functions(graph.library)
         weakref.finalize(self, tf_adapter.forget_functions, names)
         self._run = tf_adapter.graph_function(
@@ -76,6 +80,13 @@ def _not_waiting(node: tf.compat.v1.NodeDef, ops: Set[str]) -> tf.compat.v1.Node
     for name in gone:
         waiting_less.input.remove(name)
     return waiting_less
+
+
+def _share_iterators(graph: tf.compat.v1.GraphDef, namespace: str) -> None:
+    """Name iterators, which are the program's own otherwise: one that makes them is not one that reads them."""
+    for node in graph.node:
+        if node.op in ITERATORS and not node.attr["shared_name"].s:
+            node.attr["shared_name"].s = f"{namespace}/{captured_name(node.name)}".encode()
 
 
 def _own_functions(graph: tf.compat.v1.GraphDef, *, suffix: str) -> None:

@@ -9,6 +9,11 @@ import tensorflow as tf
 from autodist_py.proto.errors import ClusterError
 from autodist_py.runtime.cluster import Cluster
 
+SAME_DATA_ADVICE = (
+    "Look for a shuffle without a seed, files in another order, or a shard of the data per worker; if each worker is "
+    'meant to read its own part, say AutoDist(batch="local")'
+)
+
 _BYTES = 16
 _SECONDS = 24 * 3600.0
 """How long a worker may take from one step to the next: what it does between them is its own matter."""
@@ -40,8 +45,7 @@ class InputCheck:
                 if other[part] != chief[part]:
                     raise ClusterError(
                         f"every worker must be given the same global batch, but '{name}' of worker {rank} differs from "
-                        "the chief's. Look for a shuffle without a seed, files in another order, or a shard of the "
-                        'data per worker; if each worker is meant to read its own part, say AutoDist(batch="local")'
+                        f"the chief's. {SAME_DATA_ADVICE}"
                     )
 
 

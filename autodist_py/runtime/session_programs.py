@@ -1,5 +1,6 @@
 """What a session runs: a program for each signature of feeds and fetches, cut out of the captured graph."""
 
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -49,6 +50,7 @@ class DistributedPrograms:
         self._strategy = compiler.strategy(scope.item(options))
         with tf_adapter.eagerly():
             self._variables = {name: _make(variable) for name, variable in scope.variables().items()}
+        self._namespace = uuid.uuid4().hex
         self._made = 0
 
     def make(self, signature: Signature) -> Program:
@@ -66,8 +68,8 @@ class DistributedPrograms:
         name = f"session_{self._made}"
         self._made += 1
         if not item.gradients:
-            return self._compiler.alone(item, variables, {}, name=name)
-        compiled = self._compiler.distributed(item, self._strategy, variables, {}, name=name)
+            return self._compiler.alone(item, variables, {}, name=name, namespace=self._namespace)
+        compiled = self._compiler.distributed(item, self._strategy, variables, {}, name=name, namespace=self._namespace)
         step = _SessionStep(compiled, variables, self._compiler)
         if self._recorder is None:
             return step

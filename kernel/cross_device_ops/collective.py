@@ -112,6 +112,11 @@ class Collectives:
             for part in parts
         ]
 
+    def gather(self, value: tf.Tensor) -> tf.Tensor:
+        """Each worker's value, of one static shape, stacked in rank order."""
+        value = tf.expand_dims(value, 0)
+        return value if self.num_workers == 1 else self._gather(value, self._take_keys())
+
     def _gather(self, value: tf.Tensor, key: int | tf.Tensor) -> tf.Tensor:
         everyone = all_gather(value, self._workers_group(key))
         self._launched(everyone)

@@ -4,8 +4,9 @@ It owns the order of things between the workers: the same graph everywhere, the 
 """
 
 import difflib
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +33,11 @@ from autodist_py.runtime.input_check import SAME_DATA_ADVICE, InputCheck
 from autodist_py.runtime.kept import Kept
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
 
+_log = logging.getLogger(__name__)
+
 _WRITES_SECONDS = 60.0
+_NAMED = 3
+"""How many names a warning lists."""
 
 
 class Compiler:
@@ -94,6 +99,9 @@ class Compiler:
             namespace: see Executor.
         """
         place = resolve(strategy.replicas, self._resources, worker=self.cluster.rank)
+        if place.num_replicas > 1 and self.cluster.is_chief:
+            for warning in inexact(item):
+                _log.warning("%s: %s", name, warning)
         self.broadcast_initial_values(variables)
         options = replace(self._options, first_instance_key=self.cluster.next_instance_key)
         program = compile(item, strategy, place, options, observers=self._observers)
@@ -221,6 +229,27 @@ class Compiler:
     def _key(self, what: str) -> str:
         self._next_agreement += 1
         return f"{self._name}/{self._next_agreement}/{what}"
+
+
+def inexact(item: GraphItem) -> Iterator[str]:
+    """What of `item` is not, or may not be, computed as on one device, in sentences for the user."""
+    if item.local_ops:
+        yield (
+            f"{_some(item.local_ops)} would mix the examples of the whole batch on one device, and mix those of each "
+            "replica by itself here, as batch normalization does; results depend on the number of replicas"
+        )
+    unknown = [gradient.variable for gradient in item.gradients if not gradient.reduction]
+    if unknown:
+        yield (
+            f"the loss whose gradients train {_some(unknown)} is neither a sum nor a mean over examples, as far as its "
+            f"graph shows; it is taken for a {item.loss_reduction}, as AutoDist(loss_reduction=...) says"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    distinct = list(dict.fromkeys(names))
+    more = f" and {len(distinct) - _NAMED} more" if len(distinct) > _NAMED else ""
+    return ", ".join(f"'{name}'" for name in distinct[:_NAMED]) + more
 
 
 class StepProgram:

@@ -312,14 +312,17 @@ class GraphView:
         """Variable handle op -> the ops that write the variable, in graph order."""
         writers: dict[str, list[str]] = {node.name: [] for node in self.of_type({VARIABLE_OP})}
         handles = {name: name for name in writers}
+        passing = {node.name for node in self.of_type(PASSES_HANDLE)} if writers else set()
+        for name in self.dataflow_order(passing):  # Which is not always that of the graph: see `tf.compat.v1.cond`.
+            given = [handles[producer] for producer in self._read_by[name] if producer in handles]
+            if given:
+                handles[name] = given[0]
         for node in self.nodes.values():
+            if node.name in passing:
+                continue
             for position, tensor in enumerate(parse(name) for name in node.input):
                 handle = None if tensor.is_control else handles.get(tensor.op)
-                if handle is None:
-                    continue
-                if node.op in PASSES_HANDLE:
-                    handles[node.name] = handle
-                elif self._input_is_written(node, position):
+                if handle is not None and self._input_is_written(node, position):
                     writers[handle].append(node.name)
         return {handle: tuple(dict.fromkeys(names)) for handle, names in writers.items()}
 

@@ -1,8 +1,13 @@
 """What all workers must agree on before they run a program together."""
 
-import pytest
+from typing import Any
 
-from autodist_py.compiler import launches_text, require_same_launches
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist_py import AutoDist
+from autodist_py.compiler import inexact, launches_text, require_same_launches
 from autodist_py.kernel.pipeline import compile
 from autodist_py.proto.errors import AutoDistError
 from tests.kernel import programs
@@ -21,3 +26,34 @@ def test_workers_with_other_numbers_of_replicas_launch_the_same():
 def test_another_group_on_one_worker_is_named_before_anyone_waits():
     with pytest.raises(AutoDistError, match=r"collectives of worker 1 are not the chief's.*dense gradients of"):
         require_same_launches({0: launches(0), 1: launches(1, chunk_size=1)})
+
+
+def item_of(loss: Any, **options: Any) -> Any:
+    weight = tf.Variable(np.ones(3), name="weight")
+
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            value = loss(tf.linalg.matvec(x, weight))
+        weight.assign_sub(tape.gradient(value, weight))
+
+    with AutoDist(**options) as autodist:
+        return autodist.function(step).captured(np.ones([4, 3])).item
+
+
+def test_an_exact_step_is_not_warned_of() -> None:
+    assert not list(inexact(item_of(tf.reduce_mean)))
+    assert not list(inexact(item_of(tf.reduce_sum)))
+
+
+def test_an_op_that_mixes_a_replicas_own_examples_is_named() -> None:
+    mixed, unknown = inexact(item_of(lambda z: tf.math.log(tf.reduce_mean(tf.exp(z), name="average"), name="of_all")))
+    assert mixed.startswith("'of_all' would mix the examples of the whole batch on one device")
+    assert "gradients train 'weight' is neither a sum nor a mean" in unknown
+
+
+def test_what_an_unknown_loss_is_taken_for_is_said() -> None:
+    def loss(z: tf.Tensor) -> tf.Tensor:
+        return tf.while_loop(lambda i, _: i < 2, lambda i, v: (i + 1, v * 2.0), (0, tf.reduce_sum(z)))[1]
+
+    *_, unknown = inexact(item_of(loss, loss_reduction="sum"))
+    assert "taken for a sum, as AutoDist(loss_reduction=...) says" in unknown

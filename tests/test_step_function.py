@@ -1,6 +1,7 @@
 """What a step function does at its edges: arguments, results, state and other workers."""
 
 import itertools
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,40 @@ def print_and_summarize(directory: str) -> None:
         writer.close()
 
 
+def a_loss_that_cannot_be_followed_is_warned_of_by_the_chief() -> None:
+    weight = tf.Variable(np.ones(3))
+    with AutoDist() as autodist, LogHandler("autodist_py.compiler") as records:
+
+        @autodist.function
+        def step(x: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_logsumexp(tf.linalg.matvec(x, weight))
+            weight.assign_sub(tape.gradient(loss, weight))
+
+        step(X)
+        step(X)
+    assert len(records) == (2 if autodist.is_chief else 0)
+
+
+class LogHandler(logging.Handler):
+    """The records of one logger within the context."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self._logger = logging.getLogger(name)
+        self._records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._records.append(record)
+
+    def __enter__(self) -> list[logging.LogRecord]:
+        self._logger.addHandler(self)
+        return self._records
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+
+
 def the_chief_may_evaluate_alone() -> None:
     model = Regression()
     with AutoDist() as autodist:
@@ -292,6 +327,7 @@ CASES = [
     an_iterator_that_ends_early_on_one_worker_ends_the_step_everywhere,
     iterators_that_differ_between_workers_are_found,
     an_iterator_without_an_unknown_batch_dimension_is_refused,
+    a_loss_that_cannot_be_followed_is_warned_of_by_the_chief,
     the_chief_may_evaluate_alone,
     each_worker_by_itself_must_not_write_state_from_its_part,
 ]

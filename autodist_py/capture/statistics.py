@@ -9,7 +9,7 @@ In the computation of a loss, only what does not depend on trained variables is 
 statistics of activations, stay a replica's own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import tensorflow as tf
@@ -17,7 +17,8 @@ import tensorflow as tf
 from autodist_py.capture.combination import Combination
 from autodist_py.capture.insertion import Insertion
 from autodist_py.kernel.graph_view import GraphView
-from autodist_py.proto.graph_item import GraphItem
+from autodist_py.proto.errors import CaptureError
+from autodist_py.proto.graph_item import GraphItem, Statistic
 
 
 def with_statistics(
@@ -62,6 +63,7 @@ def with_statistics(
         replace(output, tensor=insertion.result(output.tensor), reduction=combination.result_reduction(output.tensor))
         for output in item.outputs
     )
+    _require_always_run(insertion.statistics, whole)
     if shows_ops:
         outputs += tuple(combination.known_values(graph))
     return replace(
@@ -74,3 +76,20 @@ def with_statistics(
         statistics=tuple(insertion.statistics),
         local_ops=tuple(combination.local),
     )
+
+
+def _require_always_run(statistics: Iterable[Statistic], whole: GraphView) -> None:
+    """Refuse statistics that are not computed in each step: replicas would wait for one another.
+
+    Raises:
+        CaptureError: the op of the statistic.
+    """
+    ends = {node.name for node in whole.of_type({"Exit", "Merge"})}
+    begins = {node.name for node in whole.of_type({"Enter", "Switch"})}
+    for statistic in statistics:
+        op = statistic.tensor.rpartition("/statistic_")[0]
+        if begins and begins & whole.ancestors([op], blocked=ends):
+            raise CaptureError(
+                f"'{op}' must be combined over all replicas, and is inside a branch or loop of TensorFlow 1's control "
+                "flow, which may not run in each step. Compute it before, or use tf.compat.v1.enable_control_flow_v2()"
+            )

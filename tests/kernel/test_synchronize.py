@@ -99,4 +99,5 @@ def strategy_with(synchronizer):
 def test_what_cannot_run_is_refused_with_the_variable_and_the_pass(synchronizer, message):
     with pytest.raises(StrategyError, match=message) as raised:
         programs.after("synchronize", programs.two_stages(), programs.place(2), strategy_with(synchronizer))
-    assert raised.value.__notes__ == ["in pass 'synchronize', after replicate, refresh, read-data, split-batch, combine"]
+    before = "replicate, refresh, read-data, split-batch, combine"
+    assert raised.value.__notes__ == [f"in pass 'synchronize', after {before}"]

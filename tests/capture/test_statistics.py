@@ -1,0 +1,140 @@
+"""What capture finds out about values: what each is for the whole batch, and what is combined to make it so."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist_py import AutoDist, CaptureError
+from autodist_py.proto.graph_item import GraphItem
+
+X, Y = np.ones([4, 3]), np.ones(4)
+FACTOR = np.arange(3.0)
+
+
+def captured(step: Callable[..., Any]) -> GraphItem:
+    with AutoDist() as autodist:
+        return autodist.function(step).captured(X, Y).item
+
+
+ROWS = {
+    "element by element": lambda x, y: tf.tanh(x) * FACTOR + 1.0,
+    "with a column": lambda x, y: x * y[:, tf.newaxis],
+    "a sum over features": lambda x, y: tf.reduce_sum(x, axis=1),
+    "a product with weights": lambda x, y: x @ np.ones([3, 2]),
+    "columns": lambda x, y: x[:, 1:],
+    "columns, counted from the end": lambda x, y: x[..., :-1],
+    "beside each other": lambda x, y: tf.concat([x, y[:, tf.newaxis]], axis=1),
+    "whole rows of a reshape": lambda x, y: tf.reshape(x, [-1, 1, 3]),
+    "three rows of each": lambda x, y: tf.reshape(x, [-1]),
+    "classes": lambda x, y: tf.argmax(x, axis=1),
+    "one hot": lambda x, y: tf.one_hot(tf.cast(y, tf.int32), 3),
+    "rows of a table": lambda x, y: tf.gather(FACTOR, tf.cast(y, tf.int32)),
+    "softmax": lambda x, y: tf.nn.softmax(x),
+    "ones like": lambda x, y: tf.ones_like(x),
+    "of a shape": lambda x, y: tf.zeros([tf.shape(x)[0], 2]),
+    "an einsum that keeps them": lambda x, y: tf.einsum("bi,ij->bj", x, np.ones([3, 2])),
+    "with a mean of all": lambda x, y: x - tf.reduce_mean(x, axis=0),
+}
+SUM = {
+    "a sum": lambda x, y: tf.reduce_sum(x),
+    "a sum over rows": lambda x, y: tf.reduce_sum(x, axis=0),
+    "the number of rows": lambda x, y: tf.shape(x)[0],
+    "the number of elements": lambda x, y: tf.size(x),
+    "a covariance": lambda x, y: tf.matmul(x, x, transpose_a=True),
+    "an einsum that sums": lambda x, y: tf.einsum("bi,b->i", x, y),
+    "a sum times a factor": lambda x, y: 2.0 * tf.reduce_sum(x, 0) * FACTOR,
+    "a sum by a constant": lambda x, y: tf.reduce_sum(x) / 8.0,
+    "a half square": lambda x, y: tf.nn.l2_loss(x),
+    "a mean times the number of rows": lambda x, y: tf.reduce_mean(x) * tf.cast(tf.shape(x)[0], tf.float64),
+}
+MEAN = {
+    "a mean": lambda x, y: tf.reduce_mean(x),
+    "a mean over rows": lambda x, y: tf.reduce_mean(x, axis=0),
+    "a mean plus a constant": lambda x, y: tf.reduce_mean(x) + 1.0,
+    "a sum by the number of rows": lambda x, y: tf.reduce_sum(x) / tf.cast(tf.shape(x)[0], tf.float64),
+    "a mean of sums": lambda x, y: tf.reduce_mean(tf.reduce_sum(x, axis=1)),
+    "a sum over features of a mean": lambda x, y: tf.reduce_sum(tf.reduce_mean(x, axis=0)),
+    "a stack of means": lambda x, y: tf.stack([tf.reduce_mean(x), tf.reduce_mean(y)]),
+}
+COMPUTED_OF_ALL = {
+    "a root of a mean": lambda x, y: tf.sqrt(tf.reduce_mean(x)),
+    "a largest value": lambda x, y: tf.reduce_max(x),
+    "a sum plus a constant": lambda x, y: tf.reduce_sum(x) + 1.0,
+    "a product of means": lambda x, y: tf.reduce_mean(x) * tf.reduce_mean(y),
+    "a ratio of sums": lambda x, y: tf.reduce_sum(x) / tf.reduce_sum(y),
+    "a sorted batch": lambda x, y: tf.sort(y),
+    "the last row": lambda x, y: x[-1],
+    "rows turned round": lambda x, y: x[::-1],
+    "a sum over rows so far": lambda x, y: tf.cumsum(x, axis=0),
+    "an integer mean": lambda x, y: tf.reduce_mean(tf.cast(x, tf.int32)),
+    "a branch": lambda x, y: tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: -x),
+    "rows of rows": lambda x, y: tf.matmul(x, x, transpose_b=True),
+    "a pair of rows": lambda x, y: tf.reshape(x, [-1, 6]),
+}
+CASES = [
+    pytest.param(step, reduction, id=name)
+    for cases, reduction in ((ROWS, "rows"), (SUM, "sum"), (MEAN, "mean"), (COMPUTED_OF_ALL, "same"))
+    for name, step in cases.items()
+]
+
+
+@pytest.mark.parametrize(("step", "reduction"), CASES)
+def test_a_value_is_known_for_the_whole_batch(step: Callable[..., Any], reduction: str) -> None:
+    (output,) = captured(step).outputs
+    assert output.reduction == reduction
+
+
+@pytest.fixture
+def control_flow_v1() -> Iterator[None]:
+    tf.compat.v1.disable_control_flow_v2()
+    yield
+    tf.compat.v1.enable_control_flow_v2()
+
+
+def test_what_would_be_combined_in_a_branch_of_tensorflow_1_is_refused(control_flow_v1: None) -> None:
+    # A collective that is not run in one step would take all that wait for it with it.
+    with AutoDist() as autodist, tf.Graph().as_default(), autodist.scope():
+        x = tf.compat.v1.placeholder(tf.float64, [None, 3], "x")
+        weight = tf.compat.v1.get_variable("weight", [3], tf.float64)
+        loss = tf.reduce_mean(tf.linalg.matvec(x, weight))
+        tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
+        often = tf.compat.v1.placeholder(tf.bool, [], "often")
+        drawn = tf.compat.v1.get_variable("drawn", [], tf.float64, trainable=False)
+        written = tf.cond(often, lambda: drawn.assign(tf.random.normal([], dtype=tf.float64)), drawn.read_value)
+        with autodist.create_distributed_session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            with pytest.raises(CaptureError, match="inside a branch or loop of TensorFlow 1's control flow"):
+                session.run([written, "train"], {x: X, often: True})
+
+
+@pytest.mark.parametrize(
+    ("step", "combined"),
+    [
+        (lambda x, y: tf.reduce_mean(x), []),
+        (lambda x, y: tf.sqrt(tf.reduce_mean(x)), ["mean"]),
+        (lambda x, y: tf.reduce_sum(x) / tf.reduce_sum(y), ["sum", "sum"]),
+        (lambda x, y: tf.reduce_max(x), ["rows"]),
+        (lambda x, y: [tf.sqrt(tf.reduce_sum(x)), tf.reduce_sum(x) ** 2.0], ["sum", "sum"]),
+    ],
+    ids=["nothing", "a mean", "two sums", "rows", "each op's own sum"],
+)
+def test_what_is_combined_is_as_late_as_it_can_be(step: Callable[..., Any], combined: list[str]) -> None:
+    assert [statistic.reduction for statistic in captured(step).statistics] == combined
+
+
+def test_in_a_loss_only_what_no_weight_reaches_is_combined() -> None:
+    weight = tf.Variable(np.ones(3))
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            errors = tf.square(tf.linalg.matvec(x, weight) - y)
+            loss = tf.reduce_sum(errors * y) / tf.reduce_sum(y) + tf.sqrt(tf.reduce_sum(y)) * tf.reduce_mean(errors)
+        weight.assign_sub(tape.gradient(loss, weight))
+
+    item = captured(step)
+    assert sorted(statistic.reduction for statistic in item.statistics) == ["share", "sum"]
+    assert item.gradients[0].reduction == "mean"
+    assert not item.local_ops

@@ -235,8 +235,9 @@ def inexact(item: GraphItem) -> Iterator[str]:
     """What of `item` is not, or may not be, computed as on one device, in sentences for the user."""
     if item.local_ops:
         yield (
-            f"{_some(item.local_ops)} would mix the examples of the whole batch on one device, and mix those of each "
-            "replica by itself here, as batch normalization does; results depend on the number of replicas"
+            f"it is not seen that {_some(item.local_ops)} keep examples apart. Where they mix them, as batch "
+            "normalization does, each replica mixes its own, so that results depend on the number of replicas; "
+            "`autodist verify` tells whether they do"
         )
     unknown = [gradient.variable for gradient in item.gradients if not gradient.reduction]
     if unknown:

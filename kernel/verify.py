@@ -168,7 +168,7 @@ def _check_combined(program: Program, _: Iterable[tf.compat.v1.NodeDef]) -> None
     recorded = [
         (f"the gradient of '{one.variable}'", tensor) for one in program.item.gradients for tensor in one.tensors
     ]
-    recorded += [("a statistic", statistic.tensor) for statistic in program.item.statistics]
+    recorded += [("a statistic", one.tensor) for one in program.item.statistics if one.reduction != "same"]
     for what, tensor in recorded:
         if op_of(captured.nodes[op_of(tensor)].input[0]) not in varying:
             continue

@@ -22,7 +22,7 @@ AGGREGATIONS = ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
 INPUT_KINDS = ("feed", "state")
 LOSS_REDUCTIONS = ("mean", "sum")
 OUTPUT_REDUCTIONS = ("", *LOSS_REDUCTIONS, "rows", "same")
-STATISTIC_REDUCTIONS = ("sum", "mean", "rows", "share")
+STATISTIC_REDUCTIONS = ("sum", "mean", "rows", "share", "same")
 
 GRAPH_DEF_URL = "type.googleapis.com/tensorflow.GraphDef"
 VARIABLE_DEF_URL = "type.googleapis.com/tensorflow.VariableDef"
@@ -133,12 +133,12 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """A value of a replica's own examples that is combined over replicas before it is used.
+    """A value computed from a replica's own examples that is combined over replicas before it is used.
 
     It is used by a write (a metric, a moving average), or as a normalizer of the loss. `tensor` passes it on: the
-    result of an op of its own. `reduction` is "sum", "mean" (weighted by examples), "rows" (one after the other), or
-    "share" (the sum, times the replica's share of the examples). Of the shape, only the first dimension of rows may be
-    unknown.
+    result of an op of its own. `reduction` is "sum", "mean" (weighted by examples), "rows" (one after the other),
+    "share" (the sum, times the replica's share of the examples), or "same" (equal already, as the number of features
+    is). Of the shape, only the first dimension of rows, and those of "same", may be unknown.
     """
 
     tensor: str

@@ -47,7 +47,7 @@ def test_an_exact_step_is_not_warned_of() -> None:
 
 def test_an_op_that_mixes_a_replicas_own_examples_is_named() -> None:
     mixed, unknown = inexact(item_of(lambda z: tf.math.log(tf.reduce_mean(tf.exp(z), name="average"), name="of_all")))
-    assert mixed.startswith("'of_all' would mix the examples of the whole batch on one device")
+    assert mixed.startswith("it is not seen that 'of_all' keep examples apart")
     assert "gradients train 'weight' is neither a sum nor a mean" in unknown
 
 

@@ -227,6 +227,22 @@ def an_average_with_a_regularizer(model: Model, x: tf.Tensor, y: tf.Tensor, w: t
     return loss, (tf.sqrt(loss), model.total.read_value())
 
 
+def a_sum_with_regularizers_behind_what_examples_use(
+    model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor
+) -> Any:
+    kernel = tf.transpose(2.0 * tf.transpose(model.kernel))  # As a cast of a weight stands before both.
+    logits = tf.matmul(x, kernel) + model.bias
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+    return tf.exp(0.1 * model.bias[0]) * (tf.reduce_sum(losses) + tf.nn.l2_loss(kernel)), ()
+
+
+def a_write_of_what_is_equal_everywhere(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    features = tf.shape(tf.reshape(x, [tf.shape(x)[0], -1]), out_type=tf.int64)[1]
+    model.seen.assign_add(features)
+    model.total.assign(tf.cast(features, tf.float64) * model.total)
+    return tf.reduce_mean(model.losses(x, y)[0]), features
+
+
 def a_loss_for_each_example(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
     return 0.1 * model.losses(x, y)[0], ()
 
@@ -279,6 +295,8 @@ CASES = [
     a_normalizer_of_two_kinds,
     a_sum_by_the_number_of_rows,
     an_average_with_a_regularizer,
+    a_sum_with_regularizers_behind_what_examples_use,
+    a_write_of_what_is_equal_everywhere,
     a_loss_for_each_example,
     results_of_every_kind,
     results_beside_a_whole_batch,

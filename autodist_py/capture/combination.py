@@ -18,6 +18,9 @@ from autodist_py.kernel.graph_view import ITERATOR_NEXT, SHOWS, GraphView
 from autodist_py.kernel.names import op_of, parse
 from autodist_py.proto.graph_item import GraphItem, Output, Variable
 
+ADDITIVE = frozenset({"Add", "AddN", "AddV2"})
+"""Op types whose result is the sum of their inputs."""
+
 AGAIN = "again"
 """Not combined by one reduction, but computed again, from what is combined."""
 
@@ -25,7 +28,15 @@ _QUOTIENTS = frozenset({"Div", "DivNoNan", "RealDiv"})
 _ASSIGN = "AssignVariableOp"
 _ADDS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
 _PRODUCTS = frozenset({"BatchMatMulV2", "Einsum", "MatMul"})
-_TERMS = frozenset({"Add", "AddN", "AddV2", "Identity"})
+_LINEAR = {
+    **dict.fromkeys(("Cast", "Identity", "Mean", "Neg", "RealDiv", "Reshape", "Squeeze", "Sum", "Tile"), (0,)),
+    **dict.fromkeys(("BroadcastTo", "ExpandDims", "Pad", "Slice", "StridedSlice", "Transpose"), (0,)),
+    **dict.fromkeys(("BatchMatMulV2", "MatMul", "Mul"), (0, 1)),
+    "StridedSliceGrad": (4,),
+}
+"""Op types that are linear in one input, the others given, and which inputs that may be."""
+_APART = frozenset({Extent.ROWS, Extent.SAME, Extent.SHAPE})
+"""Extents of inputs that, where the result has rows, say nothing of other replicas' examples."""
 _SUMS = frozenset({Extent.SUM, Extent.COUNT, Extent.PLUS})
 _REDUCTIONS = {
     Extent.SUM: "sum",
@@ -115,7 +126,17 @@ class Combination:
             for index, tensor in enumerate(self._graph.nodes[name].input):
                 if not tensor.startswith("^") and str(parse(tensor)) in self._of_losses:
                     self.edges[name, index] = self._of_losses[str(parse(tensor))]
+        self._note_equal_writes()
         self.edges = dict(sorted(self.edges.items()))  # Sets of names have another order in every process.
+
+    def _note_equal_writes(self) -> None:
+        """Let statistics say of what is written that it is the same everywhere, where it is computed from examples."""
+        differing = self._find_differing()
+        for writer in self._writers:
+            for index, tensor in enumerate(self._graph.nodes[writer].input):
+                is_new = (writer, index) not in self.edges and not tensor.startswith("^")
+                if is_new and op_of(tensor) in differing and self._extent(tensor) is Extent.SAME:
+                    self.edges[writer, index] = "same"
 
     @property
     def varies(self) -> bool:
@@ -142,7 +163,10 @@ class Combination:
 
     @cached_property
     def _differing(self) -> set[str]:
-        """Ops whose results differ between replicas, when statistics are combined."""
+        return self._find_differing()
+
+    def _find_differing(self) -> set[str]:
+        """Ops that are computed from what differs between replicas, when statistics are combined."""
         found: set[str] = set()
         for name in self._graph.dataflow_order(self._graph.nodes):
             reads = self._graph.nodes[name].input
@@ -157,18 +181,23 @@ class Combination:
                 found.add(name)
         return found
 
-    def terms(self, tensor: str) -> tuple[list[str], list[str]]:
-        """The terms that `tensor` is the sum of: those that depend on examples, and the others."""
-        if op_of(tensor) not in self._differing:
-            return [], [tensor]
+    def reads_differing(self, op: str, index: int) -> bool:
+        """Whether the `index`-th input of `op` differs between replicas as it is read."""
+        read = self._graph.nodes[op].input[index]
+        return op_of(read) in self._differing and self.edges.get((op, index), "share") == "share"
+
+    def linear_reads(self, tensor: str) -> list[int]:
+        """The inputs of which `tensor` is the sum, or the one that it is a linear function of; none: neither."""
         node = self._graph.nodes[op_of(tensor)]
-        reads = [name for name in node.input if not name.startswith("^")]
-        shape = self._tensor_of(tensor).shape
-        alike = shape.is_fully_defined() and all(self._tensor_of(name).shape == shape for name in reads)
-        if node.op not in _TERMS or not alike:
-            return [tensor], []
-        parts = [self.terms(name) for name in reads]
-        return [one for own, _ in parts for one in own], [one for _, others in parts for one in others]
+        reads = [index for index, name in enumerate(node.input) if not name.startswith("^")]
+        if node.op in ADDITIVE:
+            shape = self._tensor_of(tensor).shape
+            alike = shape.is_fully_defined() and all(self._tensor_of(node.input[i]).shape == shape for i in reads)
+            return reads if alike else []
+        if node.op == "Cast" and not all(tf.as_dtype(node.attr[key].type).is_floating for key in ("SrcT", "DstT")):
+            return []
+        differing = [index for index in reads if self.reads_differing(node.name, index)]
+        return differing if len(differing) == 1 and differing[0] in _LINEAR.get(node.op, ()) else []
 
     def known_values(self, graph: GraphView) -> Iterator[Output]:
         """The tensors of `graph` of which it is known what they are for the whole batch, each after what it is of."""
@@ -246,13 +275,13 @@ class Combination:
         self, node: tf.compat.v1.NodeDef, reads: Sequence[str], operands: Operands, result: Extent
     ) -> Extent:
         """The extent of `node`, whose own rule gives `result`, when what it reads is combined where it must be."""
-        mixes = result is Extent.ROWS and any(one not in (Extent.ROWS, Extent.SAME) for one in operands.extents)
+        mixes = result is Extent.ROWS and not set(operands.extents) <= _APART
         if result is not Extent.OTHER and not mixes:
             return result
         wanted = [
             _Read(index, tensor, extent)
             for index, (tensor, extent) in enumerate(zip(reads, operands.extents, strict=True))
-            if extent is not Extent.SAME and not (mixes and extent is Extent.ROWS)
+            if extent is not Extent.SAME and not (mixes and extent in _APART)
         ]
         if node.name in self._random or not all(self._can_combine(node.name, one.tensor, one.extent) for one in wanted):
             return self._uncombined(node, operands, wanted, mixes=mixes)

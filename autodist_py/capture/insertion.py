@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from autodist_py.capture.combination import AGAIN, Combination
+from autodist_py.capture.combination import ADDITIVE, AGAIN, Combination
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import op_of, parse, unique_names
 from autodist_py.proto.graph_item import Gradient, Statistic
@@ -20,6 +20,7 @@ class Insertion:
         self._graph, self._combination, self._tensor_of = graph, combination, tensor_of
         self._again: dict[str, str] = {}
         self._seams: dict[tuple[str, str], str] = {}
+        self._totals: dict[str, str] = {}
         self.statistics: list[Statistic] = []
 
     @property
@@ -44,7 +45,9 @@ class Insertion:
         node.input[index] = self._combined(node.input[index], reduction)
 
     def result(self, tensor: str) -> str:
-        """The result `tensor`, or what is computed again for it."""
+        """The result `tensor`, or what is computed again for it; a gradient with all its terms."""
+        if op_of(tensor) in self._totals:
+            return self._totals[op_of(tensor)]
         if self._combination.is_again(tensor) and op_of(tensor) in self._nodes:
             return self._combined(tensor, AGAIN)
         return tensor
@@ -53,20 +56,52 @@ class Insertion:
         """Let the gradient's seam pass on the terms that depend on examples; the others are added after it, once."""
         if gradient.is_sparse:
             return
-        own, others = self._combination.terms(self._nodes[op_of(gradient.tensors[0])].input[0])
-        if not others or not own:
-            return
         seam = self._edit(op_of(gradient.tensors[0]))
+        own, others = self._separated_input(seam.name, 0)
+        if own is None or others is None:
+            return
         dtype = tf.as_dtype(seam.attr["T"].type)
         readers = [name for name, node in self._nodes.items() if seam.name in map(op_of, node.input)]
-        total = self._add_n(f"{seam.name}/with_terms_of_no_example", [seam.name, *others], dtype)
+        total = self._sum(f"{seam.name}/with_terms_of_no_example", [seam.name, others], dtype)
         for reader in readers:
             for index, name in enumerate(self._nodes[reader].input):
                 if op_of(name) == seam.name and not name.startswith("^"):
                     self._edit(reader).input[index] = total
-        seam.input[0] = self._add_n(f"{seam.name}/terms_of_examples", own, dtype)
+        seam.input[0] = own
+        self._totals[seam.name] = total
 
-    def _add_n(self, name: str, terms: Sequence[str], dtype: tf.DType) -> str:
+    def _separated_input(self, op: str, index: int) -> tuple[str | None, str | None]:
+        """Two tensors whose sum is an input of `op`: what depends on examples, and the rest; None: there is nothing."""
+        tensor = self._nodes[op].input[index]
+        if not self._combination.reads_differing(op, index):
+            return None, tensor
+        if (op, index) in self._combination.edges:
+            return tensor, None
+        node = self._nodes[op_of(tensor)]
+        parts = {index: self._separated_input(node.name, index) for index in self._combination.linear_reads(tensor)}
+        if all(others is None for _, others in parts.values()):
+            return tensor, None
+        if node.op in ADDITIVE:
+            dtype = tf.as_dtype(node.attr["T"].type)
+            own = self._sum(f"{node.name}/terms_of_examples", [one for one, _ in parts.values() if one], dtype)
+            others = self._sum(f"{node.name}/terms_of_no_example", [one for _, one in parts.values() if one], dtype)
+            return own, others
+        ((position, (own_part, other_part)),) = parts.items()
+        return (
+            None if own_part is None else self._with_input(node, position, own_part, "of_examples"),
+            None if other_part is None else self._with_input(node, position, other_part, "of_no_example"),
+        )
+
+    def _with_input(self, original: tf.compat.v1.NodeDef, index: int, tensor: str, suffix: str) -> str:
+        """A copy of the op `original` that reads `tensor` instead."""
+        node = copy.deepcopy(original)
+        (node.name,) = unique_names([f"{original.name}/{suffix}"], self._nodes)
+        node.input[index] = tensor
+        self._nodes[node.name] = node
+        self._own.add(node.name)
+        return node.name
+
+    def _sum(self, name: str, terms: Sequence[str], dtype: tf.DType) -> str:
         if len(terms) == 1:
             return terms[0]
         node = self._add("AddN", name, terms, "T", dtype)

@@ -34,6 +34,8 @@ class Combine:
             return program
         rounds: dict[tuple[int, int], list[Statistic]] = {}
         for statistic in program.item.statistics:
+            if statistic.reduction == "same":
+                continue
             op = op_of(statistic.tensor)
             rounds.setdefault((program.analysis.stage[op], program.analysis.round[op]), []).append(statistic)
         for (stage, round_), statistics in sorted(rounds.items()):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist_py.kernel.cross_device_ops.collective import CARRIED, Collectives
+from autodist_py.kernel.cross_device_ops.rows import gathered_rows
 from autodist_py.kernel.fragment import TensorSpec
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.weights import replica_weights, weighted
@@ -57,7 +58,7 @@ def combine(
             if part.reduction == "local rows":
                 results[position] = tf.concat(copies, axis=0)
             elif part.reduction == "rows":
-                results[position] = _gathered(copies, collectives)
+                results[position] = gathered_rows(tf.concat(copies, axis=0), collectives)
             elif part.dtype in CARRIED:
                 own = _contribution(program, part, batch, copies)
                 summed.setdefault(own.dtype, {})[position] = own
@@ -82,14 +83,6 @@ def _sum_together(parts: Mapping[int, tf.Tensor], collectives: Collectives) -> d
     return {
         position: tf.reshape(piece, part.shape) for (position, part), piece in zip(parts.items(), pieces, strict=True)
     }
-
-
-def _gathered(copies: Sequence[tf.Tensor], collectives: Collectives) -> tf.Tensor:
-    """The rows of all replicas, in order."""
-    rows = tf.concat(copies, axis=0)
-    if collectives.num_workers == 1:
-        return rows
-    return collectives.gather_rows([tf.cast(rows, CARRIED[rows.dtype])])[0]
 
 
 def _contribution(program: Program, part: Part, batch: Sequence[tf.Tensor], copies: Sequence[tf.Tensor]) -> tf.Tensor:

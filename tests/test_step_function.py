@@ -177,6 +177,29 @@ def results_of_other_types_come_whole() -> None:
     np.testing.assert_array_equal(distinct, [0.0, 1.0, 2.0])
 
 
+def rows_of_every_type_come_in_order() -> None:
+    model = Regression()
+    texts = np.array(
+        [[b"a", b""], ["ö".encode(), b"\0\xff"], [b"", b""], [b"xyz", b"a b"], [b"5", b"5"], [b"", b"end"]]
+    )
+    texts = texts.astype(object)
+    with AutoDist() as autodist:
+
+        @autodist.function
+        def step(x: tf.Tensor, y: tf.Tensor, texts: tf.Tensor) -> Any:
+            model.step(x, y)
+            big = tf.cast(y * 9, tf.uint64) + tf.constant(2**63, tf.uint64)
+            halved = tf.numpy_function(lambda rows: rows / 2.0, [y], y.dtype)
+            return tf.strings.join([texts, texts]), tf.complex(y, -y), big, y > 0.5, tf.ensure_shape(halved, [None])
+
+        doubled, wide, big, above, halved = step(X, Y, texts)
+    np.testing.assert_array_equal(doubled.numpy(), texts + texts)
+    np.testing.assert_array_equal(wide, Y - 1j * Y)
+    np.testing.assert_array_equal(halved, Y / 2.0)
+    np.testing.assert_array_equal(big, (Y * 9).astype(np.uint64) + np.uint64(2**63))
+    np.testing.assert_array_equal(above, Y > 0.5)
+
+
 def an_iterator_is_shared_out_and_ends_everywhere() -> None:
     def run(model: Regression, decorate: Callable[..., Any]) -> None:
         def step(examples: Any) -> tf.Tensor:
@@ -323,6 +346,7 @@ CASES = [
     results_that_cannot_be_put_together_are_refused,
     tables_written_from_examples_are_refused,
     results_of_other_types_come_whole,
+    rows_of_every_type_come_in_order,
     an_iterator_is_shared_out_and_ends_everywhere,
     an_iterator_that_ends_early_on_one_worker_ends_the_step_everywhere,
     iterators_that_differ_between_workers_are_found,

@@ -7,7 +7,8 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist_py.kernel.combining import Part, combine
-from autodist_py.kernel.cross_device_ops.collective import CARRIED, Collectives
+from autodist_py.kernel.cross_device_ops.collective import Collectives
+from autodist_py.kernel.cross_device_ops.rows import TRAVELS
 from autodist_py.kernel.fragment import trace
 from autodist_py.kernel.names import KERNEL_SCOPE, on_replica, op_of
 from autodist_py.kernel.passes.launches import with_launches
@@ -89,10 +90,10 @@ def _rows(program: Program, output: Output, copies: tuple[str, ...]) -> Part:
     dtype = tf.as_dtype(output.dtype)
     if program.options.batch == "local":
         return Part(copies, dtype, output.shape, "local rows")
-    if len(program.place.workers) > 1 and dtype not in CARRIED:
+    if len(program.place.workers) > 1 and dtype not in TRAVELS:
         raise CaptureError(
             f"result '{output.tensor}' is of type {dtype.name}, and its rows are on several workers, whose "
-            f"collectives carry {', '.join(sorted(kind.name for kind in CARRIED))}. Leave it out of the "
+            f"collectives carry {', '.join(sorted(kind.name for kind in TRAVELS))}. Leave it out of the "
             "step's results, or return what it is made from"
         )
     return Part(copies, dtype, output.shape, "rows")

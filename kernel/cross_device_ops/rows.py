@@ -1,0 +1,36 @@
+"""Rows of any type from worker to worker: what the network does not carry travels as what it does."""
+
+import tensorflow as tf
+
+from autodist_py.kernel.cross_device_ops.collective import CARRIED, Collectives
+
+_BIT_PATTERNS = {tf.uint64: tf.int64, tf.complex64: tf.float32, tf.complex128: tf.float64}
+"""The types that travel bit by bit, and as what."""
+
+TRAVELS = frozenset({*CARRIED, *_BIT_PATTERNS, tf.string})
+"""The types whose rows can be gathered from several workers."""
+
+
+def gathered_rows(rows: tf.Tensor, collectives: Collectives) -> tf.Tensor:
+    """The rows of all workers one after the other in rank order; workers may have different numbers of rows."""
+    if collectives.num_workers == 1:
+        return rows
+    if rows.dtype == tf.string:
+        return _gathered_texts(rows, collectives)
+    if rows.dtype in _BIT_PATTERNS:
+        (bits,) = collectives.gather_rows([tf.bitcast(rows, _BIT_PATTERNS[rows.dtype])])
+        return tf.bitcast(bits, rows.dtype)
+    (values,) = collectives.gather_rows([tf.cast(rows, CARRIED[rows.dtype])])
+    return tf.cast(values, rows.dtype)
+
+
+def _gathered_texts(rows: tf.Tensor, collectives: Collectives) -> tf.Tensor:
+    """As `gathered_rows`, of byte strings: their lengths travel as rows, and all their bytes one after the other."""
+    text = tf.strings.reduce_join(tf.reshape(rows, [-1]))
+    (lengths,) = collectives.gather_rows([tf.strings.length(rows)])
+    (codes,) = collectives.gather_rows([tf.cast(tf.io.decode_raw(text, tf.uint8), tf.int32)])
+    of_code = tf.constant([bytes([code]) for code in range(256)])
+    ends = tf.cumsum(tf.reshape(lengths, [-1]))
+    owners = tf.searchsorted(ends, tf.range(tf.size(codes)), side="right")
+    texts = tf.strings.unsorted_segment_join(tf.gather(of_code, codes), owners, tf.size(ends))
+    return tf.reshape(texts, tf.shape(lengths))

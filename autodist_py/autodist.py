@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,6 +14,7 @@ import tensorflow as tf
 from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.function import CapturedFunction
 from autodist_py.capture.graph import GraphScope
+from autodist_py.capture.keras import compiled_models
 from autodist_py.compiler import Compiler
 from autodist_py.dump import Dump
 from autodist_py.function import DistributedFunction, Program
@@ -165,15 +167,18 @@ class AutoDist:
     def scope(self) -> Iterator[Self]:
         """Capture what is built in here.
 
-        In graph mode (`with tf.Graph().as_default(), autodist.scope():`) the graph is the single-device program;
-        `create_distributed_session()` compiles it.
+        Keras 3 models that are compiled in here train on the cluster when they are fitted: `fit` is given the global
+        batch, and does what it does on one device. In graph mode (`with tf.Graph().as_default(), autodist.scope():`)
+        the graph is the single-device program; `create_distributed_session()` compiles it.
 
         Raises:
-            CaptureError: a second graph under the same AutoDist object.
+            CaptureError: a second graph under the same AutoDist object; or a Keras model is compiled for another
+                backend, or with options that make a step no graph.
         """
         self._require_open("scope")
         if tf.executing_eagerly():
-            yield self
+            with compiled_models(partial(self.function, batched=["data"]), rank=self.rank, alone=self.num_workers == 1):
+                yield self
             return
         graph = tf.compat.v1.get_default_graph()
         if self._scope is None:

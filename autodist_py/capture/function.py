@@ -100,7 +100,7 @@ def capture_function(
     traced.run(structure)
     if traced.creates_variables:
         # As tf.function does: the first trace creates variables, the second is the step.
-        traced = _Trace(function, arguments)
+        traced = _Trace(function, arguments, is_second=True)
         traced.run(structure)
     return _assemble(traced, options, partial(_call, function, structure))
 
@@ -118,7 +118,8 @@ def _filled(structure: Any, tensors: Sequence[tf.Tensor]) -> Any:
 class _Trace:
     """One trace of a function: the graph, and all that is recorded while it is made."""
 
-    def __init__(self, function: Callable[..., Any], arguments: Sequence[Argument]):
+    def __init__(self, function: Callable[..., Any], arguments: Sequence[Argument], *, is_second: bool = False):
+        self._is_second = is_second
         self._function, self._autograph = tf_adapter.unwrap_function(function)
         self.arguments = arguments
         self.graph = tf_adapter.FuncGraph(_function_name(self._function))
@@ -161,16 +162,19 @@ class _Trace:
             yield
 
     def _create_outside(self, creator: Callable[..., Any], **kwargs: Any) -> Any:
-        # Keras creates weights and optimizer slots when they are first used, with initial values as functions.
-        if not callable(kwargs.get("initial_value")):
+        # Keras creates weights and optimizer slots when they are first used: in the first trace.
+        initial = kwargs.get("initial_value")
+        if tf.is_symbolic_tensor(initial):
+            initial = tf.get_static_value(initial)
+        if self._is_second or initial is None:
             raise CaptureError(
                 f"a variable ({kwargs.get('name') or 'without a name'}) is created inside the step, which would make "
-                "it anew for every program; create it before the step is first called, or once, with its initial value "
-                "as a function"
+                "it anew for every program; create it before the step is first called, or once, with an initial value "
+                "that is not computed in the step"
             )
         self.creates_variables = True
         with tf.init_scope():
-            return creator(**kwargs)
+            return creator(**{**kwargs, "initial_value": initial})
 
 
 def _refusal(error: BaseException | None) -> CaptureError | None:

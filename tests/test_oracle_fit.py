@@ -1,0 +1,268 @@
+"""`fit` of a Keras model compiled in `scope()` does what it does on one device: weights, optimizer state, history."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist_py import AutoDist, CaptureError
+from tests.cluster_pool import THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, Cluster
+from tests.cluster_pool import same_on_all_workers as same
+from tests.oracle import assert_close
+
+pytestmark = pytest.mark.parametrize(
+    "cluster", [TWO_REPLICAS, TWO_WORKERS, THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
+)
+
+TOLERANCE = 1e-8
+RNG = np.random.default_rng(3)
+X, Y = RNG.normal(size=(22, 6)), RNG.integers(0, 3, 22)
+WEIGHTS = RNG.uniform(0.5, 2.0, 22)
+VALIDATION = (RNG.normal(size=(7, 6)), RNG.integers(0, 3, 7))
+
+
+def classifier() -> keras.Model:
+    return keras.Sequential([keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(3)])
+
+
+def compiled(optimizer: Any, make: Callable[[], keras.Model] = classifier, **options: Any) -> keras.Model:
+    keras.utils.set_random_seed(11)
+    model = make()
+    model.compile(
+        optimizer,
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        **{"metrics": ["accuracy"], "jit_compile": False, **options},
+    )
+    return model
+
+
+def fitted(model: keras.Model, *data: Any, **options: Any) -> dict[str, Any]:
+    keras.utils.set_random_seed(12)
+    history = model.fit(*data, **{"epochs": 2, "verbose": 0, **options})
+    state = {**named("weight", model.variables), **named("slot", model.optimizer.variables)}
+    return {**state, **{f"history of {name}": np.array(values) for name, values in history.history.items()}}
+
+
+def named(kind: str, variables: list[Any]) -> dict[str, np.ndarray]:
+    """By number: Keras counts on in the names of a process."""
+    return {f"{kind} {number}": np.array(variable) for number, variable in enumerate(variables)}
+
+
+def compare(train: Callable[[], dict[str, Any]], *, tolerance: float = TOLERANCE) -> dict[str, Any]:
+    """`train` as it is, and in the scope of an AutoDist."""
+    keras.config.set_floatx("float64")
+    expected = train()
+    with AutoDist() as autodist, autodist.scope():
+        values = train()
+    assert values.keys() == expected.keys()
+    for name, wanted in expected.items():
+        assert_close(values[name], wanted, name, tolerance)
+    return values
+
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.05, 2, 0.9), clipnorm=0.5),
+    "adamw": lambda: keras.optimizers.AdamW(0.05, weight_decay=0.01, global_clipnorm=0.5),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.02, centered=True, clipvalue=0.1),
+    "adafactor": lambda: keras.optimizers.Adafactor(0.05),
+    "lion": lambda: keras.optimizers.Lion(0.01),
+    "nadam": lambda: keras.optimizers.Nadam(0.05),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.1),
+    "muon": lambda: keras.optimizers.Muon(0.02),
+    "lamb": lambda: keras.optimizers.Lamb(0.05),
+    "ema": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9),
+    "accumulated": lambda: keras.optimizers.Adam(0.05, gradient_accumulation_steps=2),
+}
+
+
+def fit_with(optimizer: str) -> dict[str, Any]:
+    options = {"batch_size": 8, "sample_weight": WEIGHTS, "validation_data": VALIDATION}
+    return compare(lambda: fitted(compiled(OPTIMIZERS[optimizer]()), X, Y, **options))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_each_optimizer_trains_as_on_one_device(cluster: Cluster, optimizer: str) -> None:
+    same(cluster.run(fit_with, optimizer=optimizer))
+
+
+def class_weights_and_several_steps_at_once() -> dict[str, Any]:
+    return compare(
+        lambda: fitted(
+            compiled("adam", steps_per_execution=2), X, Y, batch_size=5, class_weight={0: 1.0, 1: 3.0, 2: 0.5}
+        )
+    )
+
+
+def a_dataset_without_an_end() -> dict[str, Any]:
+    def train() -> dict[str, Any]:
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(22, seed=5).batch(8).repeat()
+        return fitted(compiled("sgd"), data, steps_per_epoch=4)
+
+    return compare(train)
+
+
+def generated_batches() -> dict[str, Any]:
+    class Batches(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> Any:
+            return X[index * 8 : index * 8 + 8], Y[index * 8 : index * 8 + 8]
+
+    return compare(lambda: fitted(compiled("sgd"), Batches(), shuffle=False))
+
+
+def two_inputs_and_two_outputs() -> dict[str, Any]:
+    def make() -> keras.Model:
+        left, right = keras.Input([4], name="left"), keras.Input([2], name="right")
+        hidden = keras.layers.Dense(4, activation="tanh")(keras.layers.Concatenate()([left, right]))
+        outputs = {
+            "kind": keras.layers.Dense(3, name="kind")(hidden),
+            "size": keras.layers.Dense(1, name="size")(hidden),
+        }
+        return keras.Model([left, right], outputs)
+
+    def train() -> dict[str, Any]:
+        keras.utils.set_random_seed(11)
+        model = make()
+        model.compile(
+            "adam",
+            {"kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "size": "mse"},
+            loss_weights={"kind": 1.0, "size": 0.3},
+            metrics={"kind": ["accuracy"], "size": ["mae"]},
+            jit_compile=False,
+        )
+        return fitted(model, [X[:, :4], X[:, 4:]], {"kind": Y, "size": WEIGHTS[:, None]}, batch_size=8)
+
+    return compare(train)
+
+
+class Clipped(keras.Model):
+    """A subclass with a training step of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x))
+        gradients, norm = tf.clip_by_global_norm(tape.gradient(loss, self.trainable_variables), 0.1)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss, "norm": norm}
+
+
+def a_training_step_of_its_own() -> dict[str, Any]:
+    return compare(lambda: fitted(compiled("sgd", Clipped, metrics=None), X, Y, batch_size=8))
+
+
+def fitted_twice_and_by_batches_with_weights_set_between() -> dict[str, Any]:
+    def train() -> dict[str, Any]:
+        model = compiled("adam")
+        fitted(model, X, Y, batch_size=8)
+        model.set_weights([weight * 0.5 for weight in model.get_weights()])
+        first = model.train_on_batch(X[:5], Y[:5], return_dict=True)
+        model.layers[0].trainable = False
+        model.compile("sgd", model.loss, jit_compile=False)
+        return {"first": np.array(first["loss"]), **fitted(model, X, Y, batch_size=8)}
+
+    return compare(train)
+
+
+def evaluation_and_prediction_see_what_was_trained() -> dict[str, Any]:
+    def train() -> dict[str, Any]:
+        model = compiled("sgd")
+        values = fitted(model, X, Y, batch_size=8)
+        values["evaluated"] = np.array(model.evaluate(X, Y, batch_size=8, verbose=0))
+        values["predicted"] = model.predict(X, batch_size=8, verbose=0)
+        return values
+
+    return compare(train)
+
+
+CASES = [
+    class_weights_and_several_steps_at_once,
+    a_dataset_without_an_end,
+    generated_batches,
+    two_inputs_and_two_outputs,
+    a_training_step_of_its_own,
+    fitted_twice_and_by_batches_with_weights_set_between,
+    evaluation_and_prediction_see_what_was_trained,
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.replace("_", "-"))
+def test_fit_does_what_it_does_on_one_device(cluster: Cluster, case: Callable[[], dict[str, Any]]) -> None:
+    same(cluster.run(case))
+
+
+def stopping_and_learning_rates() -> dict[str, Any]:
+    def train() -> dict[str, Any]:
+        callbacks = [
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+            keras.callbacks.EarlyStopping(monitor="val_loss", min_delta=10.0, patience=1, restore_best_weights=True),
+        ]
+        return fitted(compiled("sgd"), X, Y, epochs=6, validation_data=VALIDATION, callbacks=callbacks)
+
+    return compare(train)
+
+
+def test_callbacks_stop_all_workers_at_one_step_and_set_their_learning_rates(cluster: Cluster) -> None:
+    values = same(cluster.run(stopping_and_learning_rates))
+    assert len(values["history of loss"]) == 2
+
+
+def files_of(folder: str) -> None:
+    with AutoDist() as autodist, autodist.scope():
+        model = compiled("sgd")
+        written = Path(folder) / str(autodist.rank)
+        callbacks = [
+            keras.callbacks.ModelCheckpoint(written / "{epoch}.weights.h5", save_weights_only=True),
+            keras.callbacks.CSVLogger(written / "log.csv"),
+        ]
+        written.mkdir()
+        model.fit(X, Y, epochs=2, verbose=0, callbacks=callbacks)
+        if autodist.num_workers > 1:
+            with pytest.raises(CaptureError, match="BackupAndRestore would restore other weights on each worker"):
+                model.fit(X, Y, verbose=0, callbacks=[keras.callbacks.BackupAndRestore(written)])
+        assert len(callbacks) == 2
+
+
+def test_callbacks_that_write_files_run_on_the_chief(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.run(files_of, folder=str(tmp_path))
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
+    assert files == {"0/1.weights.h5", "0/2.weights.h5", "0/log.csv"}
+
+
+def models_that_are_not_hooked() -> None:
+    import copy
+
+    with AutoDist() as autodist:
+        outside = compiled("sgd")
+        with autodist.scope():
+            with pytest.raises(CaptureError, match=r"compiled outside of it.*compile it in scope"):
+                outside.fit(X, Y, verbose=0)
+            model = compiled("sgd")
+            with pytest.raises(CaptureError, match=r"compile\(run_eagerly=True\) cannot be distributed"):
+                compiled("sgd", run_eagerly=True)
+            with pytest.raises(CaptureError, match=r"compile\(jit_compile=True\) cannot be distributed"):
+                compiled("sgd", jit_compile=True)
+        model.fit(X, Y, verbose=0)
+        assert "make_train_function" in vars(model)
+        for other in (keras.models.clone_model(model), copy.deepcopy(model)):
+            assert "make_train_function" not in vars(other)
+        model.compile("sgd", model.loss, jit_compile=False)
+        assert "make_train_function" not in vars(model)
+
+
+def test_only_models_compiled_in_scope_are_hooked(cluster: Cluster) -> None:
+    cluster.run(models_that_are_not_hooked)

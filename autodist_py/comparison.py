@@ -1,6 +1,6 @@
 """How far a distributed run is from one device: differences of values, and which one is the first too large."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +8,9 @@ import numpy as np
 
 TOLERANCES: Mapping[str, float] = {"float64": 1e-9, "complex128": 1e-9, "float16": 1e-2, "bfloat16": 1e-1}
 """The largest relative difference that rounding explains, by type; 1e-4 for those not named."""
+
+_ROUNDINGS = 16
+"""How many machine epsilons of the largest value may be left of terms that cancel."""
 
 
 @dataclass(slots=True)
@@ -23,10 +26,22 @@ class Comparison:
     differences: dict[str, float] = field(default_factory=dict)
     first: tuple[str, int] | None = None
 
-    def note(self, name: str, step: int, actual: Any, expected: Any, tolerance: float | None) -> None:
-        """Compare two values of one tensor; `tolerance` None: the one of its type."""
+    def note(
+        self, name: str, step: int, actual: Any, expected: Any, tolerance: float | None, *, magnitude: float = 0.0
+    ) -> None:
+        """Compare two values of one tensor.
+
+        Args:
+            name: the tensor.
+            step: after which step.
+            actual: its value.
+            expected: its value on one device.
+            tolerance: the largest relative difference that is none; None: the one of its type.
+            magnitude: the largest value that it may be computed from. What terms of that size leave of one another by
+                rounding is no difference: a gradient that should vanish does not quite.
+        """
         actual, expected = np.asarray(actual), np.asarray(expected)
-        difference = relative_difference(actual, expected)
+        difference = relative_difference(actual, expected, slack=magnitude * _ROUNDINGS)
         self.differences[name] = max(self.differences.get(name, 0.0), difference)
         allowed = TOLERANCES.get(expected.dtype.name, 1e-4) if tolerance is None else tolerance
         if self.first is None and not difference <= allowed:
@@ -45,8 +60,17 @@ class Comparison:
         return "\n".join(lines)
 
 
-def relative_difference(actual: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference of two arrays, relative to the largest value of the second; infinite if incomparable."""
+def magnitude_of(values: Iterable[np.ndarray]) -> float:
+    """The largest finite value of all floats in `values`."""
+    floats = [value[np.isfinite(value)] for value in values if np.issubdtype(value.dtype, np.floating)]
+    return max((float(np.max(np.abs(value))) for value in floats if value.size), default=0.0)
+
+
+def relative_difference(actual: np.ndarray, expected: np.ndarray, *, slack: float = 0.0) -> float:
+    """The largest difference of two arrays, relative to the largest value of the second; infinite if incomparable.
+
+    A difference of up to `slack` machine epsilons is none.
+    """
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         return float("inf")
     if expected.dtype.name == "bfloat16":  # NumPy does not know that it is a float.
@@ -55,8 +79,9 @@ def relative_difference(actual: np.ndarray, expected: np.ndarray) -> float:
         return 0.0 if np.array_equal(actual, expected) else float("inf")
     if not expected.size:
         return 0.0
-    if not np.array_equal(np.isfinite(actual), np.isfinite(expected)):
-        return float("inf")
     finite = np.isfinite(expected)
+    if not np.array_equal(actual[~finite], expected[~finite], equal_nan=True) or not np.isfinite(actual[finite]).all():
+        return float("inf")
     scale = max(float(np.max(np.abs(expected), where=finite, initial=0.0)), float(np.finfo(expected.dtype).tiny))
-    return float(np.max(np.abs(actual - expected), where=finite, initial=0.0)) / scale
+    largest = float(np.max(np.abs(actual - expected), where=finite, initial=0.0))
+    return 0.0 if largest <= slack * float(np.finfo(expected.dtype).eps) else largest / scale

@@ -114,7 +114,11 @@ class RecordedProgram:
 
 
 def _arrays(names: Iterable[str], values: Iterable[Any]) -> dict[str, np.ndarray]:
-    return {name: np.array(value) for name, value in zip(names, values, strict=True)}
+    return {
+        # What has a method for it gives a scalar of every type, which NumPy itself cannot.
+        name: np.array(value.numpy() if hasattr(value, "numpy") else value)
+        for name, value in zip(names, values, strict=True)
+    }
 
 
 def recorded_steps(folder: Path) -> dict[int, list[Step]]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autodist_py.comparison import Comparison
+from autodist_py.comparison import Comparison, magnitude_of
 from autodist_py.proto.errors import AutoDistError
 from autodist_py.recording import Step, recorded_steps
 from autodist_py.relay import Screen
@@ -107,6 +107,7 @@ def compare_steps(
                 f"{len(steps)}. Look for a number of steps that depends on the number of workers"
             )
         for number, (wanted, got) in enumerate(zip(expected, steps, strict=True), start=1):
+            magnitude = magnitude_of([*wanted.results.values(), *wanted.variables.values()])
             for kind, comparison in comparisons.items():
                 one, other = getattr(wanted, kind), getattr(got, kind)
                 if one.keys() != other.keys():
@@ -116,7 +117,8 @@ def compare_steps(
                     )
                 for name, value in other.items():
                     allowed = 0.0 if kind == "inputs" else tolerance
-                    comparison.note(name, number, value, one[name], allowed)
+                    scale = 0.0 if kind == "inputs" else magnitude
+                    comparison.note(name, number, value, one[name], allowed, magnitude=scale)
     return comparisons
 
 
@@ -151,7 +153,10 @@ def compare_runs(
         return False
     name, step = min(parted.values(), key=lambda first: first[1])
     _say(console, f"different: '{name}' is the first to part, at step {step} of {steps}")
-    _find_op(script, plain[0], one_device, distributed, tolerance, console)
+    try:
+        _find_op(script, plain[0], one_device, distributed, tolerance, console)
+    except AutoDistError as error:
+        _say(console, f"the first op to part was not found: {error}")
     return False
 
 

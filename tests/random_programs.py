@@ -253,12 +253,17 @@ def _is_valid(
     return made == kept * len(batches)
 
 
+def _tensors(gradients: Sequence[Gradients]) -> list[Any]:
+    return [tf.convert_to_tensor(gradient) for pairs in gradients for _, gradient in pairs]
+
+
 def run(program: RandomProgram) -> str:
     """Compare `program` with one device.
 
     Returns:
-        "equal"; "refused: ..." by a CaptureError; "invalid" where one device cannot run it; or where nothing is
-        promised: "unknown result", "unknown loss", or "local", which mixes the examples of a replica.
+        "equal"; "refused: ..." by a CaptureError; "invalid" where one device cannot run it, "invalid on nothing" where
+        it cannot run it on a batch of no examples, which a replica has; or where nothing is promised: "unknown result",
+        "unknown loss", or "local", which mixes the examples of a replica.
 
     Raises:
         AssertionError: it differs; the message has the program.
@@ -279,16 +284,19 @@ def run(program: RandomProgram) -> str:
 
     signature = [tf.TensorSpec([None, *array.shape[1:]], array.dtype) for array in inputs[0]]
 
+    def differentiate(*batch: tf.Tensor) -> tuple[list[tf.Tensor], list[Gradients]]:
+        with tf.GradientTape(persistent=True) as tape:
+            values = _evaluate(program.operations, batch, variables)
+            kinds = [kind for kind in (program.loss, program.second_loss) if kind]
+            losses = [LOSSES[kind](values[-1 - position]) for position, kind in enumerate(kinds)]
+        gradients = [zip(variables, tape.gradient(loss, variables), strict=True) for loss in losses]
+        return values, [[(v, gradient) for v, gradient in pairs if gradient is not None] for pairs in gradients]
+
     @tf.function(input_signature=signature)
     def step(x: tf.Tensor, ids: tf.Tensor, w: tf.Tensor) -> Any:
-        with tf.GradientTape(persistent=True) as tape:
-            values = _evaluate(program.operations, (x, ids, w), variables)
-            losses = [
-                LOSSES[kind](values[-1 - n]) for n, kind in enumerate((program.loss, program.second_loss)) if kind
-            ]
-        for loss in losses:
-            gradients = zip(variables, tape.gradient(loss, variables), strict=True)
-            update([(variable, gradient) for variable, gradient in gradients if gradient is not None])
+        values, gradients = differentiate(x, ids, w)
+        for pairs in gradients:
+            update(pairs)
         value = tf.reduce_mean(values[-2])
         if program.write == "add":
             written.assign_add(value)
@@ -298,6 +306,16 @@ def run(program: RandomProgram) -> str:
             written.assign(tf.maximum(written, tf.reduce_max(values[-2])))
         return [one for one in values[-3:] if one.shape[1:].is_fully_defined()], written.read_value()
 
+    def runs_on_nothing() -> bool:
+        """Whether TensorFlow can run it on a replica without examples."""
+        try:
+            tf.function(lambda *batch: _tensors(differentiate(*batch)[1]), input_signature=signature)(
+                *[tf.constant(array[:0]) for array in inputs[0]]
+            )
+        except tf.errors.InvalidArgumentError:
+            return False
+        return True
+
     if not _is_valid(program, inputs, variables):
         return "invalid"
     try:
@@ -306,6 +324,8 @@ def run(program: RandomProgram) -> str:
     except (tf.errors.InvalidArgumentError, ValueError):
         return "invalid"
     with AutoDist(strategy_builder=program.builder) as autodist:
+        if len(autodist.resources.replica_devices) > min(SIZES[program.sizes]) and not runs_on_nothing():
+            return "invalid on nothing"
         distributed = autodist.function(step)
         try:
             item = distributed.captured(*inputs[0]).item

@@ -230,7 +230,7 @@ def an_average_with_a_regularizer(model: Model, x: tf.Tensor, y: tf.Tensor, w: t
 def a_sum_with_regularizers_behind_what_examples_use(
     model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor
 ) -> Any:
-    kernel = tf.transpose(2.0 * tf.transpose(model.kernel))  # As a cast of a weight stands before both.
+    kernel = tf.nn.relu(tf.transpose(2.0 * tf.transpose(model.kernel)))  # As a cast of a weight stands before both.
     logits = tf.matmul(x, kernel) + model.bias
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
     return tf.exp(0.1 * model.bias[0]) * (tf.reduce_sum(losses) + tf.nn.l2_loss(kernel)), ()

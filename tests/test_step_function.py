@@ -190,9 +190,14 @@ def rows_of_every_type_come_in_order() -> None:
             model.step(x, y)
             big = tf.cast(y * 9, tf.uint64) + tf.constant(2**63, tf.uint64)
             halved = tf.numpy_function(lambda rows: rows / 2.0, [y], y.dtype)
-            return tf.strings.join([texts, texts]), tf.complex(y, -y), big, y > 0.5, tf.ensure_shape(halved, [None])
+            rows = tf.strings.join([texts, texts]), tf.complex(y, -y), big, y > 0.5, tf.ensure_shape(halved, [None])
+            none = [tf.boolean_mask(row, y > 9.0) for row in rows]
+            return rows, none, tf.cast(y, tf.bfloat16), texts[:, 1]
 
-        doubled, wide, big, above, halved = step(X, Y, texts)
+        (doubled, wide, big, above, halved), none, small, second = step(X, Y, texts)
+        assert [len(row) for row in none] == [0] * 5
+        np.testing.assert_array_equal(small, tf.cast(Y, tf.bfloat16))
+        np.testing.assert_array_equal(second, texts[:, 1])
     np.testing.assert_array_equal(doubled.numpy(), texts + texts)
     np.testing.assert_array_equal(wide, Y - 1j * Y)
     np.testing.assert_array_equal(halved, Y / 2.0)
@@ -214,10 +219,14 @@ def an_iterator_is_shared_out_and_ends_everywhere() -> None:
     train_alike(run)
 
 
-def an_iterator_that_ends_early_on_one_worker_ends_the_step_everywhere() -> None:
+def an_iterator_that_ends_early_on_the_chief_ends_the_step_everywhere() -> None:
+    an_iterator_that_ends_early_on_one_worker_ends_the_step_everywhere(chief_first=True)
+
+
+def an_iterator_that_ends_early_on_one_worker_ends_the_step_everywhere(*, chief_first: bool = False) -> None:
     model = Regression()
-    with AutoDist(batch="local") as autodist:
-        batches = 2 if autodist.rank else 3
+    with AutoDist(batch="global" if chief_first else "local") as autodist:
+        batches = 2 if (autodist.rank == 0) == chief_first else 3
         examples = iter(tf.data.Dataset.from_tensor_slices((X, Y)).batch(4).repeat(3).take(batches))
         step = autodist.function(lambda examples: model.step(*next(examples)))
         done = 0
@@ -225,9 +234,9 @@ def an_iterator_that_ends_early_on_one_worker_ends_the_step_everywhere() -> None
             for _ in itertools.repeat(None):
                 step(examples)
                 done += 1
-        assert done == (3 if autodist.num_workers == 1 else 2)
+        assert done == (3 if autodist.num_workers == 1 and not chief_first else 2)
         if autodist.num_workers == 2:
-            assert "End of sequence on workers 1" in str(ended.value)
+            assert f"End of sequence on workers {0 if chief_first else 1}" in str(ended.value)
         examples = iter(tf.data.Dataset.from_tensor_slices((X, Y)).batch(4))
         step(examples)  # The next epoch.
 
@@ -349,6 +358,7 @@ CASES = [
     rows_of_every_type_come_in_order,
     an_iterator_is_shared_out_and_ends_everywhere,
     an_iterator_that_ends_early_on_one_worker_ends_the_step_everywhere,
+    an_iterator_that_ends_early_on_the_chief_ends_the_step_everywhere,
     iterators_that_differ_between_workers_are_found,
     an_iterator_without_an_unknown_batch_dimension_is_refused,
     a_loss_that_cannot_be_followed_is_warned_of_by_the_chief,

@@ -70,6 +70,8 @@ def test_a_step_that_is_not_equivalent_is_shown_with_what_differs_first(tmp_path
         (np.array([1, 2]), np.array([1, 3]), np.inf),
         (np.array([np.nan, 1.0]), np.array([np.nan, 1.0]), 0.0),
         (np.array([np.nan, 1.0]), np.array([0.0, 1.0]), np.inf),
+        (np.array([np.nan, 1.0]), np.array([np.inf, 1.0]), np.inf),
+        (np.array([np.inf]), np.array([-np.inf]), np.inf),
         (np.array([1.0]), np.array([1.0, 1.0]), np.inf),
         (np.zeros(0), np.zeros(0), 0.0),
         (np.float32(1.0), np.float64(1.0), np.inf),
@@ -85,3 +87,11 @@ def test_a_comparison_keeps_the_largest_difference_and_the_first_over_its_tolera
     comparison.note("b", 2, 1.5, 1.0, None)
     comparison.note("a", 3, 3.0, 1.0, None)
     assert (comparison.differences, comparison.first) == ({"a": 2.0, "b": 0.5}, ("b", 2))
+
+
+def test_what_rounding_leaves_of_terms_that_cancel_is_no_difference():
+    comparison = Comparison()
+    comparison.note("zero", 1, 3e-16, 0.0, None, magnitude=1.0)
+    assert comparison.first is None
+    comparison.note("zero", 1, 3e-12, 0.0, None, magnitude=1.0)
+    assert comparison.first == ("zero", 1)

@@ -32,6 +32,8 @@ _LINEAR = {
     **dict.fromkeys(("Cast", "Identity", "Mean", "Neg", "RealDiv", "Reshape", "Squeeze", "Sum", "Tile"), (0,)),
     **dict.fromkeys(("BroadcastTo", "ExpandDims", "Pad", "Slice", "StridedSlice", "Transpose"), (0,)),
     **dict.fromkeys(("BatchMatMulV2", "MatMul", "Mul"), (0, 1)),
+    **dict.fromkeys(("BiasAddGrad", "EluGrad", "LeakyReluGrad", "Relu6Grad", "ReluGrad", "SeluGrad"), (0,)),
+    **dict.fromkeys(("SigmoidGrad", "SqrtGrad", "RsqrtGrad", "TanhGrad"), (1,)),
     "StridedSliceGrad": (4,),
 }
 """Op types that are linear in one input, the others given, and which inputs that may be."""

@@ -10,6 +10,9 @@ from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import op_of, parse, unique_names
 from autodist_py.proto.graph_item import Gradient, Statistic
 
+Parts = tuple[str | None, str | None]
+"""Two tensors whose sum is a third: what of it depends on examples, and the rest; None where there is nothing."""
+
 
 class Insertion:
     """Puts statistics into a captured graph."""
@@ -21,6 +24,7 @@ class Insertion:
         self._again: dict[str, str] = {}
         self._seams: dict[tuple[str, str], str] = {}
         self._totals: dict[str, str] = {}
+        self._parts: dict[str, Parts] = {}
         self.statistics: list[Statistic] = []
 
     @property
@@ -70,15 +74,39 @@ class Insertion:
         seam.input[0] = own
         self._totals[seam.name] = total
 
-    def _separated_input(self, op: str, index: int) -> tuple[str | None, str | None]:
-        """Two tensors whose sum is an input of `op`: what depends on examples, and the rest; None: there is nothing."""
+    def _separated_input(self, op: str, index: int) -> Parts:
         tensor = self._nodes[op].input[index]
         if not self._combination.reads_differing(op, index):
             return None, tensor
         if (op, index) in self._combination.edges:
             return tensor, None
+        pending = [tensor]
+        while pending:  # Each after what it is of: chains of ops may be longer than Python's stack.
+            name = pending[-1]
+            ahead = [one for one in self._reads_to_separate(name).values() if one not in self._parts]
+            if not ahead:
+                self._parts[name] = self._separated(name)
+                pending.pop()
+            pending += ahead
+        return self._parts[tensor]
+
+    def _reads_to_separate(self, tensor: str) -> dict[int, str]:
+        """The inputs of which `tensor` is a sum, or a linear function, that may have both kinds of terms."""
+        op = op_of(tensor)
+        return {
+            index: self._nodes[op].input[index]
+            for index in self._combination.linear_reads(tensor)
+            if self._combination.reads_differing(op, index) and (op, index) not in self._combination.edges
+        }
+
+    def _separated(self, tensor: str) -> Parts:
+        """The parts of `tensor`, those of what it is computed from being known."""
         node = self._nodes[op_of(tensor)]
-        parts = {index: self._separated_input(node.name, index) for index in self._combination.linear_reads(tensor)}
+        reads = self._reads_to_separate(tensor)
+        parts = {
+            index: self._parts[reads[index]] if index in reads else self._separated_input(node.name, index)
+            for index in self._combination.linear_reads(tensor)
+        }
         if all(others is None for _, others in parts.values()):
             return tensor, None
         if node.op in ADDITIVE:

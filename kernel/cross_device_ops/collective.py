@@ -28,12 +28,15 @@ CARRIED = {
 
 
 def _row_counts() -> tuple[int, ...]:
-    """Numbers of rows that gathers have on the wire: all up to 16, then 16 per doubling (at most 6.25% is padding)."""
+    """Numbers of rows that gathers have on the wire: all up to 16, then 16 per doubling (at most 6.25% is padding).
+
+    No rows are padded to one: TensorFlow's gather of nothing from everybody crashes the process.
+    """
     sizes = list(range(16))
     while sizes[-1] < 2**31:
         octave = 2 ** (len(sizes) // 16 + 3)
         sizes += [octave + step * (octave // 16) for step in range(16)]
-    return tuple(sizes)
+    return (1, *sizes[1:])
 
 
 _ROW_COUNTS = _row_counts()
@@ -118,9 +121,11 @@ class Collectives:
         return value if self.num_workers == 1 else self._gather(value, self._take_keys())
 
     def _gather(self, value: tf.Tensor, key: int | tf.Tensor) -> tf.Tensor:
-        everyone = all_gather(value, self._workers_group(key))
+        # Reductions carry bfloat16, gathers do not.
+        carried = tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value
+        everyone = all_gather(carried, self._workers_group(key))
         self._launched(everyone)
-        return everyone
+        return tf.cast(everyone, value.dtype)
 
     def _workers_group(self, key: int | tf.Tensor) -> Group:
         return Group(self.num_workers, WORKERS_GROUP, key, self._hint)

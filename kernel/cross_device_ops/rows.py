@@ -30,7 +30,8 @@ def _gathered_texts(rows: tf.Tensor, collectives: Collectives) -> tf.Tensor:
     (lengths,) = collectives.gather_rows([tf.strings.length(rows)])
     (codes,) = collectives.gather_rows([tf.cast(tf.io.decode_raw(text, tf.uint8), tf.int32)])
     of_code = tf.constant([bytes([code]) for code in range(256)])
-    ends = tf.cumsum(tf.reshape(lengths, [-1]))
-    owners = tf.searchsorted(ends, tf.range(tf.size(codes)), side="right")
-    texts = tf.strings.unsorted_segment_join(tf.gather(of_code, codes), owners, tf.size(ends))
-    return tf.reshape(texts, tf.shape(lengths))
+    # One byte and one text more, cut off in the end: TensorFlow's search crashes where there are none.
+    codes, sizes = tf.pad(codes, [[0, 1]]), tf.concat([tf.reshape(lengths, [-1]), [1]], axis=0)
+    owners = tf.searchsorted(tf.cumsum(sizes), tf.range(tf.size(codes)), side="right")
+    texts = tf.strings.unsorted_segment_join(tf.gather(of_code, codes), owners, tf.size(sizes))
+    return tf.reshape(texts[:-1], tf.shape(lengths))

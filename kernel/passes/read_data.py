@@ -1,5 +1,6 @@
 """ReadData: workers go on to the next element of their iterators together, or end together."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -70,11 +71,14 @@ def _read(
         elements, has_data = zip(*map(_next_or_empty, reads, iterators), strict=True)
         own = [tf.cast(tf.reduce_all(tf.stack(has_data)), tf.int64)]
         if program.options.batch == "global":
-            own += [_fingerprint(value) for element in elements for value in element]
+            hashable = (value for element in elements for value in element if value.dtype != tf.variant)
+            own += [_fingerprint(value) for value in hashable]
         everyone = collectives.gather(tf.stack(own))
+        have_data = everyone[:, 0] > 0
+        are_equal = tf.reduce_all(tf.equal(everyone[:, 1:], everyone[:1, 1:]), axis=1)
         checks = [
-            _require(everyone[:, 0] > 0, END_OF_DATA),
-            _require(tf.reduce_all(tf.equal(everyone[:, 1:], everyone[:1, 1:]), axis=1), OTHER_DATA),
+            _require(have_data, END_OF_DATA),
+            _require(are_equal | ~tf.reduce_all(have_data), OTHER_DATA),
         ]
         with tf.control_dependencies(checks):
             return [[tf.identity(value) for value in element] for element in elements]
@@ -86,12 +90,18 @@ def _next_or_empty(read: tf.compat.v1.NodeDef, iterator: tf.Tensor) -> tuple[lis
     shapes = [tf.TensorShape(shape) for shape in read.attr["output_shapes"].list.shape]
     following = tf.raw_ops.IteratorGetNextAsOptional(iterator=iterator, output_types=types, output_shapes=shapes)
     has_data = tf.raw_ops.OptionalHasValue(optional=following)
-    empty = [
-        tf.zeros([size or 0 for size in shape.as_list()] if shape.rank else [], kind)
-        for kind, shape in zip(types, shapes, strict=True)
-    ]
+    empty = [_empty(kind, shape) for kind, shape in zip(types, shapes, strict=True)]
     either = tf.raw_ops.SelectV2(condition=has_data, t=following, e=tf.raw_ops.OptionalFromValue(components=empty))
     return tf.raw_ops.OptionalGetValue(optional=either, output_types=types, output_shapes=shapes), has_data
+
+
+def _empty(kind: tf.DType, shape: tf.TensorShape) -> tf.Tensor:
+    """A tensor that stands for one of this type and static shape; its unknown dimensions are 0."""
+    sizes = [size or 0 for size in shape.as_list()] if shape.rank else []
+    if kind != tf.variant:
+        return tf.zeros(sizes, kind)
+    count = math.prod(sizes)  # Parts of sparse and ragged tensors.
+    return tf.reshape(tf.stack([tf.raw_ops.OptionalNone()] * max(count, 1))[:count], sizes)
 
 
 def _fingerprint(value: tf.Tensor) -> tf.Tensor:

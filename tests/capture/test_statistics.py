@@ -138,3 +138,17 @@ def test_in_a_loss_only_what_no_weight_reaches_is_combined() -> None:
     assert sorted(statistic.reduction for statistic in item.statistics) == ["share", "sum"]
     assert item.gradients[0].reduction == "mean"
     assert not item.local_ops
+
+
+def test_a_long_chain_of_linear_ops_is_followed() -> None:
+    weight = tf.Variable(np.ones(3))
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            value = weight * 1.0
+            for _ in range(1500):
+                value = value * 0.999
+            loss = tf.reduce_sum(x * value) + tf.nn.l2_loss(value)
+        weight.assign_sub(tape.gradient(loss, weight))
+
+    assert "of_no_example" in str(captured(step).graph_def)

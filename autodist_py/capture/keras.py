@@ -5,6 +5,7 @@ Keras's `evaluate` and `predict` run as they are, whole, on each worker.
 """
 
 import functools
+import importlib
 import inspect
 import sys
 import warnings
@@ -34,11 +35,10 @@ def compiled_models(distribute: Distribute, *, rank: int, alone: bool) -> Iterat
         rank: this worker's; the chief's is 0.
         alone: whether there is no other worker.
     """
+    keras: Any = importlib.import_module("keras")  # Not at import: it fixes the backend.
     with ExitStack() as stack:
-        if "keras" in sys.modules:
-            keras = sys.modules["keras"]
-            stack.enter_context(tf_adapter.patched(keras.Model, "compile", _hooking(keras, distribute, rank, alone)))
-            stack.enter_context(tf_adapter.patched(keras.Model, "fit", _checking(keras)))
+        stack.enter_context(tf_adapter.patched(keras.Model, "compile", _hooking(keras, distribute, rank, alone)))
+        stack.enter_context(tf_adapter.patched(keras.Model, "fit", _checking(keras)))
         if "tf_keras" in sys.modules:
             stack.enter_context(tf_adapter.patched(sys.modules["tf_keras"].Model, "compile", _refuse_legacy))
         yield

@@ -18,7 +18,7 @@ from autodist_py.capture.keras import compiled_models
 from autodist_py.compiler import Compiler
 from autodist_py.dump import Dump
 from autodist_py.function import DistributedFunction, Program
-from autodist_py.kernel.analysis import op_types
+from autodist_py.kernel.analysis import gradient_types, op_types
 from autodist_py.kernel.program import Options
 from autodist_py.one_device import OneDeviceStep
 from autodist_py.proto.errors import AutoDistError, CaptureError, ClusterError
@@ -271,6 +271,7 @@ class AutoDist:
             lambda: captured.variables,
             num_results=captured.result.num_values,
             op_types=op_types(captured.item),
+            computed_in=gradient_types(captured.item),
         )
 
     def _compiled(self, name: str, captured: CapturedFunction) -> Program:

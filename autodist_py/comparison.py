@@ -1,6 +1,6 @@
 """How far a distributed run is from one device: differences of values, and which one is the first too large."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,15 @@ class Comparison:
     first: tuple[str, int] | None = None
 
     def note(
-        self, name: str, step: int, actual: Any, expected: Any, tolerance: float | None, *, magnitude: float = 0.0
+        self,
+        name: str,
+        step: int,
+        actual: Any,
+        expected: Any,
+        tolerance: float | None,
+        *,
+        magnitude: float = 0.0,
+        computed_in: Collection[str] = (),
     ) -> None:
         """Compare two values of one tensor.
 
@@ -36,14 +44,17 @@ class Comparison:
             step: after which step.
             actual: its value.
             expected: its value on one device.
-            tolerance: the largest relative difference that is none; None: the one of its type.
+            tolerance: the largest relative difference that is none; None: the one of the least precise of its type and
+                `computed_in`.
             magnitude: the largest value that it may be computed from. What terms of that size leave of one another by
                 rounding is no difference: a gradient that should vanish does not quite.
+            computed_in: the floating types that it is computed in: of mixed precision, say.
         """
         actual, expected = np.asarray(actual), np.asarray(expected)
         difference = relative_difference(actual, expected, slack=magnitude * _ROUNDINGS)
         self.differences[name] = max(self.differences.get(name, 0.0), difference)
-        allowed = TOLERANCES.get(expected.dtype.name, 1e-4) if tolerance is None else tolerance
+        types = (expected.dtype.name, *computed_in)
+        allowed = max(TOLERANCES.get(name, 1e-4) for name in types) if tolerance is None else tolerance
         if self.first is None and not difference <= allowed:
             self.first = (name, step)
 

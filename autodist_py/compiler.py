@@ -239,6 +239,12 @@ def inexact(item: GraphItem) -> Iterator[str]:
             "normalization does, each replica mixes its own, so that results depend on the number of replicas; "
             "`autodist verify` tells whether they do"
         )
+    if item.inseparable_ops:
+        yield (
+            f"it is not seen that {_some(item.inseparable_ops)} pass gradients on linearly. A term of the loss that "
+            "depends on no example, as a regularizer does, is added to a sum over examples behind them, and counts "
+            "once per replica; compute it apart from what the examples use, or take the mean over examples"
+        )
     unknown = [gradient.variable for gradient in item.gradients if not gradient.reduction]
     if unknown:
         yield (

@@ -5,7 +5,7 @@ It owns the files. It works without TensorFlow: it is given values.
 
 import os
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,12 +24,14 @@ class Step:
         ops: values of its ops, each after what it was computed from; only where the run shows them.
         results: what it returned.
         variables: all variables that it uses, after it.
+        computed_in: the floating types that its gradients are computed in.
     """
 
     inputs: Mapping[str, np.ndarray]
     ops: Mapping[str, np.ndarray]
     results: Mapping[str, np.ndarray]
     variables: Mapping[str, np.ndarray]
+    computed_in: Collection[str] = ()
 
 
 class RecordedEnough(SystemExit):
@@ -76,6 +78,7 @@ class RecordedProgram:
         *,
         num_results: int,
         op_types: Mapping[str, str],
+        computed_in: Collection[str],
     ):
         """Record `program`.
 
@@ -86,8 +89,10 @@ class RecordedProgram:
             variables: their values now, by their names in `item`.
             num_results: how many outputs are the user's; the others are values of ops.
             op_types: the types of those ops, by their names.
+            computed_in: the floating types that its gradients are computed in.
         """
         self._program, self._recorder, self._variables = program, recorder, variables
+        self._computed_in = frozenset(computed_in)
         self._inputs = [source.name for source in item.inputs if source.kind == "feed"]
         self._results = [f"result {index} ({out.tensor})" for index, out in enumerate(item.outputs[:num_results])]
         ops = [output.tensor for output in item.outputs[num_results:]]
@@ -108,6 +113,7 @@ class RecordedProgram:
                 ops=_arrays(self._ops[: len(ops)], ops),
                 results=_arrays(self._results, results),
                 variables=_arrays(variables, variables.values()),
+                computed_in=self._computed_in,
             )
         )
         return results

@@ -118,7 +118,9 @@ def compare_steps(
                 for name, value in other.items():
                     allowed = 0.0 if kind == "inputs" else tolerance
                     scale = 0.0 if kind == "inputs" else magnitude
-                    comparison.note(name, number, value, one[name], allowed, magnitude=scale)
+                    comparison.note(
+                        name, number, value, one[name], allowed, magnitude=scale, computed_in=wanted.computed_in
+                    )
     return comparisons
 
 

@@ -134,3 +134,13 @@ def calling(view: GraphView, types: Collection[str]) -> set[str]:
 def op_types(item: GraphItem) -> dict[str, str]:
     """The type of each op of `item`, by its name."""
     return {node.name: node.op for node in tf.compat.v1.GraphDef.FromString(item.graph_def).node}
+
+
+def gradient_types(item: GraphItem) -> set[str]:
+    """The floating types of the ops that `item`'s gradients are computed by, as "float32"."""
+    view = GraphView(tf.compat.v1.GraphDef.FromString(item.graph_def))
+    ops = view.dataflow_ancestors(op_of(tensor) for gradient in item.gradients for tensor in gradient.tensors)
+    given = (
+        view.nodes[op].attr[key].type for op in ops for key in ("T", "dtype", "DstT") if key in view.nodes[op].attr
+    )
+    return {dtype.name for dtype in map(tf.as_dtype, set(given)) if dtype.is_floating}

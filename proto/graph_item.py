@@ -170,6 +170,8 @@ class GraphItem:
         statistics: what else is combined over replicas, beside gradients and outputs.
         local_ops: names of ops that mix examples and are computed of each replica's own ones (batch normalization,
             in-batch negatives), so that what follows differs from one device.
+        inseparable_ops: names of ops in the back-propagation of a sum where terms that depend on no example (a
+            regularizer's) cannot be told apart from the others, so that they count once per replica.
 
     Raises:
         GraphItemError: parts contradict each other.
@@ -186,6 +188,7 @@ class GraphItem:
     savers: tuple[bytes, ...] = ()
     statistics: tuple[Statistic, ...] = ()
     local_ops: tuple[str, ...] = ()
+    inseparable_ops: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_member(self.loss_reduction, LOSS_REDUCTIONS, "loss_reduction", error=GraphItemError)
@@ -244,6 +247,7 @@ class GraphItem:
             run_ops=self.run_ops,
             loss_reduction=self.loss_reduction,
             local_ops=self.local_ops,
+            inseparable_ops=self.inseparable_ops,
         )
         message.variables.extend(
             pb.GraphItem.VariableInfo(
@@ -325,6 +329,7 @@ class GraphItem:
                 Statistic(one.tensor, one.dtype, _shape_of(one) or (), one.reduction) for one in message.statistics
             ),
             local_ops=tuple(message.local_ops),
+            inseparable_ops=tuple(message.inseparable_ops),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -366,6 +371,7 @@ class GraphItem:
             ),
             f"runs each step: {', '.join(self.run_ops) or '-'}",
             f"mixes each replica's own examples: {', '.join(self.local_ops) or '-'}",
+            f"may count a regularizer once per replica: {', '.join(self.inseparable_ops) or '-'}",
         ]
         return "\n\n".join(sections)
 

@@ -72,7 +72,7 @@ class Model:
 
     def apply(self, gradients: list[Any]) -> None:
         for variable, gradient in zip((self.kernel, self.bias), gradients, strict=True):
-            variable.assign_sub(0.3 * gradient)
+            variable.assign_sub(0.3 * tf.convert_to_tensor(gradient))
 
     def variables(self) -> dict[str, tf.Variable]:
         metrics = {
@@ -236,6 +236,24 @@ def a_sum_with_regularizers_behind_what_examples_use(
     return tf.exp(0.1 * model.bias[0]) * (tf.reduce_sum(losses) + tf.nn.l2_loss(kernel)), ()
 
 
+def a_sum_with_regularizers_of_parts_of_weights(
+    model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor
+) -> Any:
+    upper, lower = tf.split(tf.clip_by_value(model.kernel, -1.0, 1.0), 2)
+    lower = tf.concat([lower, model.bias[tf.newaxis]], axis=0)
+    stacked = tf.stack([upper, 2.0 * upper])
+    logits = tf.matmul(x[:, :2], stacked[1]) + tf.matmul(x[:, 2:], lower[:2]) + lower[2]
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+    return tf.reduce_sum(losses) + tf.nn.l2_loss(upper) + tf.nn.l2_loss(stacked) + tf.reduce_sum(lower**3.0), ()
+
+
+def a_sum_with_regularizers_of_rows(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    of_examples = tf.reduce_sum(tf.gather(model.kernel, y) * x[:, :CLASSES])
+    of_none = tf.nn.l2_loss(tf.gather(model.kernel, [0, 1, 1]))
+    both = tf.gather(model.kernel, [2, 3])
+    return of_examples + of_none + tf.reduce_sum(w) * tf.reduce_sum(both) + tf.nn.l2_loss(both + model.bias), ()
+
+
 def a_write_of_what_is_equal_everywhere(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
     features = tf.shape(tf.reshape(x, [tf.shape(x)[0], -1]), out_type=tf.int64)[1]
     model.seen.assign_add(features)
@@ -296,6 +314,8 @@ CASES = [
     a_sum_by_the_number_of_rows,
     an_average_with_a_regularizer,
     a_sum_with_regularizers_behind_what_examples_use,
+    a_sum_with_regularizers_of_parts_of_weights,
+    a_sum_with_regularizers_of_rows,
     a_write_of_what_is_equal_everywhere,
     a_loss_for_each_example,
     results_of_every_kind,

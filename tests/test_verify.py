@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +146,13 @@ def test_one_worker_that_differs_is_enough():
     comparisons = compare_steps([step(1.0), step(2.0)], {0: [step(1.0), step(2.0)], 1: [step(1.0), step(2.1)]}, None)
     assert comparisons["variables"].first == ("weight", 2)
     assert comparisons["results"].first is None
+
+
+def test_a_step_is_as_precise_as_its_least_precise_type():
+    apart = {0: [step(1.0 + 1e-6)]}
+    assert compare_steps([step(1.0)], apart, None)["variables"].first == ("weight", 1)
+    mixed = replace(step(1.0), computed_in={"float32", "float64"})
+    assert compare_steps([mixed], apart, None)["variables"].first is None
 
 
 def test_runs_of_different_lengths_are_not_compared():

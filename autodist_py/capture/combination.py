@@ -28,15 +28,6 @@ _QUOTIENTS = frozenset({"Div", "DivNoNan", "RealDiv"})
 _ASSIGN = "AssignVariableOp"
 _ADDS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
 _PRODUCTS = frozenset({"BatchMatMulV2", "Einsum", "MatMul"})
-_LINEAR = {
-    **dict.fromkeys(("Cast", "Identity", "Mean", "Neg", "RealDiv", "Reshape", "Squeeze", "Sum", "Tile"), (0,)),
-    **dict.fromkeys(("BroadcastTo", "ExpandDims", "Pad", "Slice", "StridedSlice", "Transpose"), (0,)),
-    **dict.fromkeys(("BatchMatMulV2", "MatMul", "Mul"), (0, 1)),
-    **dict.fromkeys(("BiasAddGrad", "EluGrad", "LeakyReluGrad", "Relu6Grad", "ReluGrad", "SeluGrad"), (0,)),
-    **dict.fromkeys(("SigmoidGrad", "SqrtGrad", "RsqrtGrad", "TanhGrad"), (1,)),
-    "StridedSliceGrad": (4,),
-}
-"""Op types that are linear in one input, the others given, and which inputs that may be."""
 _APART = frozenset({Extent.ROWS, Extent.SAME, Extent.SHAPE})
 """Extents of inputs that, where the result has rows, say nothing of other replicas' examples."""
 _SUMS = frozenset({Extent.SUM, Extent.COUNT, Extent.PLUS})
@@ -188,18 +179,9 @@ class Combination:
         read = self._graph.nodes[op].input[index]
         return op_of(read) in self._differing and self.edges.get((op, index), "share") == "share"
 
-    def linear_reads(self, tensor: str) -> list[int]:
-        """The inputs of which `tensor` is the sum, or the one that it is a linear function of; none: neither."""
-        node = self._graph.nodes[op_of(tensor)]
-        reads = [index for index, name in enumerate(node.input) if not name.startswith("^")]
-        if node.op in ADDITIVE:
-            shape = self._tensor_of(tensor).shape
-            alike = shape.is_fully_defined() and all(self._tensor_of(node.input[i]).shape == shape for i in reads)
-            return reads if alike else []
-        if node.op == "Cast" and not all(tf.as_dtype(node.attr[key].type).is_floating for key in ("SrcT", "DstT")):
-            return []
-        differing = [index for index in reads if self.reads_differing(node.name, index)]
-        return differing if len(differing) == 1 and differing[0] in _LINEAR.get(node.op, ()) else []
+    def has_rows(self, tensor: str) -> bool:
+        """Whether `tensor`, of the loss or what it is computed from, has a row for each of the replica's examples."""
+        return self._extent(tensor) is Extent.ROWS
 
     def known_values(self, graph: GraphView) -> Iterator[Output]:
         """The tensors of `graph` of which it is known what they are for the whole batch, each after what it is of."""

@@ -3,28 +3,25 @@
 import copy
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
-from autodist_py.capture.combination import ADDITIVE, AGAIN, Combination
+from autodist_py.capture.combination import AGAIN, Combination
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import op_of, parse, unique_names
-from autodist_py.proto.graph_item import Gradient, Statistic
-
-Parts = tuple[str | None, str | None]
-"""Two tensors whose sum is a third: what of it depends on examples, and the rest; None where there is nothing."""
+from autodist_py.proto.graph_item import Statistic
 
 
 class Insertion:
     """Puts statistics into a captured graph."""
 
     def __init__(self, graph: GraphView, combination: Combination, tensor_of: Callable[[str], tf.Tensor]):
-        self._nodes = dict(graph.nodes)
+        self.nodes = dict(graph.nodes)
         self._own: set[str] = set()
         self._graph, self._combination, self._tensor_of = graph, combination, tensor_of
         self._again: dict[str, str] = {}
         self._seams: dict[tuple[str, str], str] = {}
         self._totals: dict[str, str] = {}
-        self._parts: dict[str, Parts] = {}
         self.statistics: list[Statistic] = []
 
     @property
@@ -35,13 +32,13 @@ class Insertion:
     def _edit(self, op: str) -> tf.compat.v1.NodeDef:
         """The op, which may be changed."""
         if op not in self._own:
-            self._nodes[op] = copy.deepcopy(self._nodes[op])
+            self.nodes[op] = copy.deepcopy(self.nodes[op])
             self._own.add(op)
-        return self._nodes[op]
+        return self.nodes[op]
 
     def graph_def(self) -> tf.compat.v1.GraphDef:
         """The graph as it is now."""
-        return self._graph.made_of(self._nodes.values(), ()).graph_def()
+        return self._graph.made_of(self.nodes.values(), ()).graph_def()
 
     def combine(self, op: str, index: int, reduction: str) -> None:
         """Let `op` read its `index`-th input combined by `reduction`."""
@@ -52,88 +49,54 @@ class Insertion:
         """The result `tensor`, or what is computed again for it; a gradient with all its terms."""
         if op_of(tensor) in self._totals:
             return self._totals[op_of(tensor)]
-        if self._combination.is_again(tensor) and op_of(tensor) in self._nodes:
+        if self._combination.is_again(tensor) and op_of(tensor) in self.nodes:
             return self._combined(tensor, AGAIN)
         return tensor
 
-    def separate_terms(self, gradient: Gradient) -> None:
-        """Let the gradient's seam pass on the terms that depend on examples; the others are added after it, once."""
-        if gradient.is_sparse:
-            return
-        seam = self._edit(op_of(gradient.tensors[0]))
-        own, others = self._separated_input(seam.name, 0)
-        if own is None or others is None:
-            return
-        dtype = tf.as_dtype(seam.attr["T"].type)
-        readers = [name for name, node in self._nodes.items() if seam.name in map(op_of, node.input)]
-        total = self._sum(f"{seam.name}/with_terms_of_no_example", [seam.name, others], dtype)
-        for reader in readers:
-            for index, name in enumerate(self._nodes[reader].input):
-                if op_of(name) == seam.name and not name.startswith("^"):
-                    self._edit(reader).input[index] = total
-        seam.input[0] = own
-        self._totals[seam.name] = total
+    def pass_by(self, seam: str, own: str, total: str) -> None:
+        """Let `seam` pass on `own`, and all that reads it read `total`, which is computed from it."""
+        for reader in [name for name, node in self.nodes.items() if seam in map(op_of, node.input)]:
+            if reader != op_of(total):
+                for index, name in enumerate(self.nodes[reader].input):
+                    if op_of(name) == seam and not name.startswith("^"):
+                        self._edit(reader).input[index] = total
+        self._edit(seam).input[0] = own
+        self._totals[seam] = total
 
-    def _separated_input(self, op: str, index: int) -> Parts:
-        tensor = self._nodes[op].input[index]
-        if not self._combination.reads_differing(op, index):
-            return None, tensor
-        if (op, index) in self._combination.edges:
-            return tensor, None
-        pending = [tensor]
-        while pending:  # Each after what it is of: chains of ops may be longer than Python's stack.
-            name = pending[-1]
-            ahead = [one for one in self._reads_to_separate(name).values() if one not in self._parts]
-            if not ahead:
-                self._parts[name] = self._separated(name)
-                pending.pop()
-            pending += ahead
-        return self._parts[tensor]
-
-    def _reads_to_separate(self, tensor: str) -> dict[int, str]:
-        """The inputs of which `tensor` is a sum, or a linear function, that may have both kinds of terms."""
-        op = op_of(tensor)
-        return {
-            index: self._nodes[op].input[index]
-            for index in self._combination.linear_reads(tensor)
-            if self._combination.reads_differing(op, index) and (op, index) not in self._combination.edges
-        }
-
-    def _separated(self, tensor: str) -> Parts:
-        """The parts of `tensor`, those of what it is computed from being known."""
-        node = self._nodes[op_of(tensor)]
-        reads = self._reads_to_separate(tensor)
-        parts = {
-            index: self._parts[reads[index]] if index in reads else self._separated_input(node.name, index)
-            for index in self._combination.linear_reads(tensor)
-        }
-        if all(others is None for _, others in parts.values()):
-            return tensor, None
-        if node.op in ADDITIVE:
-            dtype = tf.as_dtype(node.attr["T"].type)
-            own = self._sum(f"{node.name}/terms_of_examples", [one for one, _ in parts.values() if one], dtype)
-            others = self._sum(f"{node.name}/terms_of_no_example", [one for _, one in parts.values() if one], dtype)
-            return own, others
-        ((position, (own_part, other_part)),) = parts.items()
-        return (
-            None if own_part is None else self._with_input(node, position, own_part, "of_examples"),
-            None if other_part is None else self._with_input(node, position, other_part, "of_no_example"),
-        )
-
-    def _with_input(self, original: tf.compat.v1.NodeDef, index: int, tensor: str, suffix: str) -> str:
-        """A copy of the op `original` that reads `tensor` instead."""
-        node = copy.deepcopy(original)
-        (node.name,) = unique_names([f"{original.name}/{suffix}"], self._nodes)
-        node.input[index] = tensor
-        self._nodes[node.name] = node
+    def put(self, node: tf.compat.v1.NodeDef) -> str:
+        """Add `node`, under a name that nothing has; returns the name."""
+        (node.name,) = unique_names([node.name], self.nodes)
+        self.nodes[node.name] = node
         self._own.add(node.name)
         return node.name
 
-    def _sum(self, name: str, terms: Sequence[str], dtype: tf.DType) -> str:
+    def sum(self, name: str, terms: Sequence[str], dtype: tf.DType) -> str:
+        """The sum of `terms`, which have one shape."""
         if len(terms) == 1:
             return terms[0]
-        node = self._add("AddN", name, terms, "T", dtype)
-        node.attr["N"].i = len(terms)
+        total = self._add("AddN", name, terms, "T", dtype)
+        total.attr["N"].i = len(terms)
+        return total.name
+
+    def join_rows(self, name: str, parts: Sequence[str], dtype: tf.DType) -> str:
+        """The rows of `parts`, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        joined = self._add("ConcatV2", name, [*parts, self._constant(f"{name}/axis", np.array(0))], "T", dtype)
+        joined.attr["N"].i = len(parts)
+        joined.attr["Tidx"].type = tf.int32.as_datatype_enum
+        return joined.name
+
+    def zeros(self, name: str, shape: Sequence[int], dtype: tf.DType) -> str:
+        """Zeros: no constant of this size, and computed from nothing that differs between replicas."""
+        sizes = self._constant(f"{name}/shape", np.array(shape, np.int32))
+        fill = self._add("Fill", name, [sizes, self._constant(f"{name}/zero", np.zeros([]), dtype)], "T", dtype)
+        fill.attr["index_type"].type = tf.int32.as_datatype_enum
+        return fill.name
+
+    def _constant(self, name: str, value: np.ndarray, dtype: tf.DType = tf.int32) -> str:
+        node = self._add("Const", name, [], "dtype", dtype)
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
         return node.name
 
     def _combined(self, tensor: str, reduction: str) -> str:
@@ -150,11 +113,11 @@ class Insertion:
         name = parse(tensor)
         if name.op not in self._again:
             node = copy.deepcopy(self._graph.nodes[name.op])
-            (node.name,) = unique_names([f"{name.op}/of_all_examples"], self._nodes)
+            (node.name,) = unique_names([f"{name.op}/of_all_examples"], self.nodes)
             for index, read in enumerate(node.input):
                 if not read.startswith("^") and (reduction := self._combination.reduction_again(read)):
                     node.input[index] = self._combined(read, reduction)
-            self._nodes[node.name] = node
+            self.nodes[node.name] = node
             self._own.add(node.name)
             self._again[name.op] = node.name
         return str(name._replace(op=self._again[name.op]))
@@ -183,10 +146,10 @@ class Insertion:
     def _add(
         self, kind: str, name: str, inputs: Sequence[str], attribute: str, dtype: tf.DType
     ) -> tf.compat.v1.NodeDef:
-        (unused,) = unique_names([name], self._nodes)
-        device = self._nodes[op_of(inputs[-1])].device
+        (unused,) = unique_names([name], self.nodes)
+        device = self.nodes[op_of(inputs[-1])].device if inputs else ""
         node = tf.compat.v1.NodeDef(name=unused, op=kind, input=inputs, device=device)
         node.attr[attribute].type = dtype.as_datatype_enum
-        self._nodes[unused] = node
+        self.nodes[unused] = node
         self._own.add(unused)
         return node

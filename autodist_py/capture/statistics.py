@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from autodist_py.capture.combination import Combination
 from autodist_py.capture.insertion import Insertion
+from autodist_py.capture.terms import Separation
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import GraphItem, Statistic
@@ -56,9 +57,10 @@ def with_statistics(
         replace(gradient, reduction=combination.reduction(targets, rows="sum"))
         for gradient, targets in zip(item.gradients, losses, strict=True)
     )
+    separation = Separation(graph, insertion, combination, tensor_of)
     for gradient in gradients:
         if (gradient.reduction or item.loss_reduction) == "sum":
-            insertion.separate_terms(gradient)
+            separation.separate(gradient)
     outputs = tuple(
         replace(output, tensor=insertion.result(output.tensor), reduction=combination.result_reduction(output.tensor))
         for output in item.outputs
@@ -75,6 +77,7 @@ def with_statistics(
         outputs=outputs,
         statistics=tuple(insertion.statistics),
         local_ops=tuple(combination.local),
+        inseparable_ops=tuple(separation.inseparable),
     )
 
 

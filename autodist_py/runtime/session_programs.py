@@ -11,7 +11,7 @@ from autodist_py import tf_adapter
 from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.graph import GraphScope, Signature
 from autodist_py.compiler import Compiler, StepProgram
-from autodist_py.kernel.analysis import analyse, op_types
+from autodist_py.kernel.analysis import analyse, gradient_types, op_types
 from autodist_py.proto.errors import SessionError
 from autodist_py.proto.graph_item import GraphItem, Variable
 from autodist_py.recording import RecordedProgram, Recorder
@@ -158,7 +158,13 @@ def _recorded(
     signature: Signature,
 ) -> RecordedProgram:
     return RecordedProgram(
-        program, recorder, item, variables, num_results=len(signature.fetches), op_types=op_types(item)
+        program,
+        recorder,
+        item,
+        variables,
+        num_results=len(signature.fetches),
+        op_types=op_types(item),
+        computed_in=gradient_types(item),
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from autodist_py import AutoDist, CaptureError
+from autodist_py.compiler import inexact
 from autodist_py.proto.graph_item import GraphItem
 
 X, Y = np.ones([4, 3]), np.ones(4)
@@ -138,6 +139,28 @@ def test_in_a_loss_only_what_no_weight_reaches_is_combined() -> None:
     assert sorted(statistic.reduction for statistic in item.statistics) == ["share", "sum"]
     assert item.gradients[0].reduction == "mean"
     assert not item.local_ops
+
+
+@pytest.mark.parametrize(
+    ("power", "named"),
+    [(tf.square, []), (lambda value: tf.while_loop(lambda v: tf.norm(v) < 9, lambda v: v * v, [value])[0], ["While"])],
+    ids=["followed", "not"],
+)
+def test_an_op_that_may_mix_a_regularizer_into_a_sum_is_named(power: Callable[..., Any], named: list[str]) -> None:
+    weight = tf.Variable(2.0 * np.ones(3))
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            used = power(weight)
+            loss = tf.reduce_sum(tf.square(tf.linalg.matvec(x, used) - y)) + tf.nn.l2_loss(used)
+        weight.assign_sub(tape.gradient(loss, weight))
+
+    item = captured(step)
+    assert item.gradients[0].reduction == "sum"
+    ops = {node.name: node.op for node in tf.compat.v1.GraphDef.FromString(item.graph_def).node}
+    assert [ops[op].removeprefix("Stateless") for op in item.inseparable_ops] == named
+    warnings = " ".join(inexact(item))
+    assert all(f"'{op}' pass gradients on linearly" in warnings for op in item.inseparable_ops)
 
 
 def test_a_long_chain_of_linear_ops_is_followed() -> None:

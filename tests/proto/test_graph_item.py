@@ -79,6 +79,7 @@ def graph_items(draw):
         savers=tuple(draw(st.lists(st.binary(max_size=8), max_size=2))),
         statistics=tuple(draw(statistics)),
         local_ops=tuple(draw(st.lists(names, max_size=2))),
+        inseparable_ops=tuple(draw(st.lists(names, max_size=2))),
     )
 
 
@@ -180,6 +181,8 @@ def test_the_text_form_is_a_table_per_kind(item):
         "runs each step: train",
         "",
         "mixes each replica's own examples: -",
+        "",
+        "may count a regularizer once per replica: -",
     ]
 
 

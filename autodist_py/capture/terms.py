@@ -1,0 +1,242 @@
+"""Separates the terms of a sum's gradient that depend on no example (a regularizer's) from those that do.
+
+The replicas' gradients of a sum over examples are added. A term that depends on no example is the same on each of them,
+and must be counted once. Back-propagation is linear in the gradients that it passes on, so the two kinds of terms are
+followed back, apart, through the ops that are known to be linear, to where they were added.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from autodist_py.capture.combination import ADDITIVE, Combination, Edge
+from autodist_py.capture.insertion import Insertion
+from autodist_py.kernel.graph_view import GraphView
+from autodist_py.kernel.names import op_of, parse
+from autodist_py.proto.graph_item import Gradient
+
+# fmt: off
+_LINEAR: Mapping[str, tuple[tuple[int, ...], ...]] = {
+    **dict.fromkeys((
+        "BroadcastTo", "Cast", "CheckNumerics", "Cumsum", "Div", "DivNoNan", "EnsureShape", "ExpandDims", "GatherNd",
+        "GatherV2", "Identity", "MatrixBandPart", "Mean", "MirrorPadGrad", "MulNoNan", "Neg", "Pad",
+        "PreventGradient", "RealDiv", "Reshape", "ReverseV2", "Roll", "Slice", "SplitV", "Squeeze", "StopGradient",
+        "StridedSlice", "Sum", "Tile", "Transpose", "Unpack", "UnsortedSegmentSum", "ZerosLike",
+        "BiasAddGrad", "EluGrad", "LeakyReluGrad", "Relu6Grad", "ReluGrad", "SeluGrad", "SoftplusGrad", "SoftsignGrad",
+    ), ((0,),)),
+    **dict.fromkeys((
+        "InvGrad", "ReciprocalGrad", "RsqrtGrad", "ScatterNd", "SigmoidGrad", "Split", "SqrtGrad", "TanhGrad",
+    ), ((1,),)),
+    **dict.fromkeys(("BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Einsum", "MatMul", "Mul"), ((0,), (1,))),
+    **dict.fromkeys(("Select", "SelectV2"), ((1, 2),)),
+    **dict.fromkeys(("PadV2", "TensorScatterAdd", "TensorScatterUpdate"), ((0, 2),)),
+    "Conv2DBackpropFilter": ((0,), (2,)),
+    "Conv2DBackpropInput": ((1,), (2,)),
+    "StridedSliceGrad": ((4,),),
+    "Sub": ((0, 1),),
+}
+"""Op types that are linear in some inputs, all together, the others being given: the alternatives."""
+# fmt: on
+_JOINS = ("ConcatV2", "Pack")
+
+
+class _Terms(NamedTuple):
+    """Which terms a tensor is the sum of; neither: it is zero."""
+
+    of_examples: bool
+    of_none: bool
+
+
+Parts = tuple[str | None, str | None]
+"""Two tensors whose sum is a third: what of it depends on examples, and the rest; None where there is nothing."""
+
+
+class Separation:
+    """Lets what depends on no example pass by the seams of gradients.
+
+    Attributes:
+        inseparable: ops that read both kinds of terms together, and are not known to be linear.
+    """
+
+    def __init__(
+        self,
+        graph: GraphView,
+        insertion: Insertion,
+        combination: Combination,
+        tensor_of: Callable[[str], tf.Tensor],
+    ):
+        self._graph, self._insertion, self._combination = graph, insertion, combination
+        self._tensor_of = tensor_of
+        self._terms: dict[str, _Terms] = {}
+        self._parts: dict[str, Parts] = {}
+        self.inseparable: list[str] = []
+
+    def separate(self, gradient: Gradient) -> None:
+        """Let the gradient's seam pass on the terms that depend on examples; the others are added after it, once."""
+        if gradient.is_sparse:
+            self._separate_rows(gradient)
+            return
+        seam = op_of(gradient.tensors[0])
+        own, others = self._parts_of(seam, 0)
+        if others is None or not self._combination.reads_differing(seam, 0):
+            return
+        own = own or self._zeros(seam, 0)
+        total = self._insertion.sum(f"{seam}/with_terms_of_no_example", [seam, others], self._symbol(seam, 0).dtype)
+        self._insertion.pass_by(seam, own, total)
+
+    def _zeros(self, op: str, index: int) -> str:
+        """Zeros, in the place of what `op` reads."""
+        symbol = self._symbol(op, index)
+        return self._insertion.zeros(f"{op}/nothing_{index}", symbol.shape.as_list(), symbol.dtype)
+
+    def _separate_rows(self, gradient: Gradient) -> None:
+        """The same for a sparse gradient: rows of the one kind pass through the seams, the others come after them."""
+        seams = [op_of(tensor) for tensor in gradient.tensors[:2]]
+        joined = [self._joined_rows(seam) for seam in seams]
+        if len({len(edges) for edges in joined}) > 1:
+            joined = [[(seam, 0)] for seam in seams]
+        own: list[tuple[str, str]] = []
+        others: list[tuple[str, str]] = []
+        for indices, values in zip(*joined, strict=True):
+            of_examples, of_none = self._parts_of(*values)
+            if self._combination.reads_differing(*indices):
+                of_examples, of_none = self._read(*values), None
+            if of_examples is not None:
+                own.append((self._read(*indices), of_examples))
+            if of_none is not None:
+                others.append((self._read(*indices), of_none))
+        if not own or not others:
+            return
+        for seam, passed, added in zip(seams, zip(*own, strict=True), zip(*others, strict=True), strict=True):
+            dtype = self._symbol(seam, 0).dtype
+            total = self._insertion.join_rows(f"{seam}/with_rows_of_no_example", [seam, *added], dtype)
+            self._insertion.pass_by(seam, self._insertion.join_rows(f"{seam}/rows_of_examples", passed, dtype), total)
+
+    def _joined_rows(self, seam: str) -> list[Edge]:
+        """What the rows that `seam` passes on are joined from; its own input where they are not."""
+        node = self._graph.nodes[op_of(self._graph.nodes[seam].input[0])]
+        if node.op != "ConcatV2":
+            return [(seam, 0)]
+        return [(node.name, index) for index in range(node.attr["N"].i)]
+
+    def _read(self, op: str, index: int) -> str:
+        """What `op` reads now: maybe a statistic."""
+        return self._insertion.nodes[op].input[index]
+
+    def _symbol(self, op: str, index: int) -> tf.Tensor:
+        """What `op` read as it was captured: for its shape and type."""
+        return self._tensor_of(self._graph.nodes[op].input[index])
+
+    def _parts_of(self, op: str, index: int) -> Parts:
+        """The parts of what `op` reads."""
+        tensor, terms = self._read(op, index), self._terms_of(op, index)
+        if not all(terms):
+            return tensor if terms.of_examples else None, tensor if terms.of_none else None
+        pending = [] if tensor in self._parts else [tensor]
+        while pending:  # Each after what it is of: chains of ops may be longer than Python's stack.
+            name = pending[-1]
+            mixed = [self._read(*edge) for edge in self._linear_reads(name) if all(self._terms_of(*edge))]
+            ahead = [read for read in mixed if read not in self._parts]
+            if not ahead:
+                if name not in self._parts:
+                    self._parts[name] = self._separated(name)
+                pending.pop()
+            pending += ahead
+        return self._parts[tensor]
+
+    def _terms_of(self, op: str, index: int) -> _Terms:
+        """Which terms the `index`-th input of `op` has."""
+        if (simple := self._simple_terms(op, index)) is not None:
+            return simple
+        tensor = self._read(op, index)
+        pending = [] if tensor in self._terms else [tensor]
+        while pending:
+            name = pending[-1]
+            reads = [edge for edge in self._differing_reads(name) if self._simple_terms(*edge) is None]
+            ahead = [read for read in (self._read(*edge) for edge in reads) if read not in self._terms]
+            if not ahead:
+                if name not in self._terms:
+                    self._terms[name] = self._found_terms(name)
+                pending.pop()
+            pending += ahead
+        return self._terms[tensor]
+
+    def _simple_terms(self, op: str, index: int) -> _Terms | None:
+        """Which terms the input has, where no other op need be asked."""
+        if self._is_zero(self._read(op, index)):
+            return _Terms(of_examples=False, of_none=False)
+        if not self._combination.reads_differing(op, index):
+            return _Terms(of_examples=False, of_none=True)
+        if (op, index) in self._combination.edges or self._combination.has_rows(self._read(op, index)):
+            return _Terms(of_examples=True, of_none=False)
+        return None
+
+    def _found_terms(self, tensor: str) -> _Terms:
+        """The terms of `tensor`, those of what it is computed from being known."""
+        linear = self._linear_reads(tensor)
+        if linear:
+            terms = [self._terms_of(*edge) for edge in linear]
+            return _Terms(any(one.of_examples for one in terms), any(one.of_none for one in terms))
+        for edge in self._differing_reads(tensor):
+            both = all(self._terms_of(*edge)) and self._symbol(*edge).shape.is_fully_defined()
+            if both and edge[0] not in self.inseparable:
+                self.inseparable.append(edge[0])
+        return _Terms(of_examples=True, of_none=False)
+
+    def _differing_reads(self, tensor: str) -> list[Edge]:
+        node = self._graph.nodes[op_of(tensor)]
+        edges = [(node.name, index) for index, name in enumerate(node.input) if not name.startswith("^")]
+        return [edge for edge in edges if self._combination.reads_differing(*edge)]
+
+    def _linear_reads(self, tensor: str) -> list[Edge]:
+        """What `tensor` is a linear function of, all else that it reads being the same everywhere; none: it is not."""
+        node = self._graph.nodes[op_of(tensor)]
+        if node.op == "Cast" and not all(tf.as_dtype(node.attr[key].type).is_floating for key in ("SrcT", "DstT")):
+            return []
+        differing = set(self._differing_reads(tensor))
+        for group in _groups(node):
+            edges = [(node.name, index) for index in group]
+            # Zeros may stand in the place of one of several, and must not have the size of the replica's own batch.
+            fixed = len(edges) == 1 or all(self._symbol(*edge).shape.is_fully_defined() for edge in edges)
+            if differing <= set(edges) and fixed:
+                return edges
+        return []
+
+    def _separated(self, tensor: str) -> Parts:
+        """The parts of `tensor`, which has both, those of what it is computed from being known."""
+        edges = self._linear_reads(tensor)
+        own, others = zip(*(self._parts_of(*edge) for edge in edges), strict=True)
+        return self._of_parts(tensor, edges, own, "of_examples"), self._of_parts(tensor, edges, others, "of_no_example")
+
+    def _of_parts(self, tensor: str, edges: Sequence[Edge], parts: Sequence[str | None], suffix: str) -> str:
+        """What `tensor` would be if its op read `parts`, and zeros for None."""
+        name = parse(tensor)
+        original, dtype = self._graph.nodes[name.op], self._tensor_of(tensor).dtype
+        if original.op in ADDITIVE and len({tuple(self._symbol(*edge).shape) for edge in edges}) == 1:
+            terms = [part for part in parts if part is not None]
+            return self._insertion.sum(f"{name.op}/terms_{suffix}", terms, dtype)
+        node = copy.deepcopy(self._insertion.nodes[name.op])
+        node.name = f"{name.op}/{suffix}"
+        for (_, index), part in zip(edges, parts, strict=True):
+            node.input[index] = self._zeros(name.op, index) if part is None else part
+        return str(name._replace(op=self._insertion.put(node)))
+
+    def _is_zero(self, tensor: str) -> bool:
+        """Whether it is seen that `tensor` has zeros only."""
+        node = self._insertion.nodes[op_of(tensor)]
+        if node.op in ("BroadcastTo", "Fill"):
+            return self._is_zero(node.input[1 if node.op == "Fill" else 0])
+        return node.op == "ZerosLike" or (
+            node.op == "Const"
+            and tf.as_dtype(node.attr["dtype"].type).is_floating
+            and not tf.make_ndarray(node.attr["value"].tensor).any()
+        )
+
+
+def _groups(node: tf.compat.v1.NodeDef) -> Sequence[tuple[int, ...]]:
+    """The inputs that `node` is linear in, all together: the alternatives."""
+    if node.op in _JOINS or node.op in ADDITIVE:
+        return [tuple(range(node.attr["N"].i if "N" in node.attr else 2))]
+    return _LINEAR.get(node.op, ())

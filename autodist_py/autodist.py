@@ -3,7 +3,7 @@
 import itertools
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
@@ -15,6 +15,7 @@ from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.function import CapturedFunction
 from autodist_py.capture.graph import GraphScope
 from autodist_py.capture.keras import compiled_models
+from autodist_py.capture.keras_steps import Workers
 from autodist_py.compiler import Compiler
 from autodist_py.dump import Dump
 from autodist_py.function import DistributedFunction, Program
@@ -32,12 +33,15 @@ from autodist_py.runtime.session import DistributedSession
 from autodist_py.runtime.session_programs import DistributedPrograms, OneDevicePrograms, SessionPrograms
 from autodist_py.settings import Settings
 from autodist_py.strategy_builders.base import StrategyBuilder, resolve_builder
+from autodist_py.tf_adapter import sharded
 
 _CHOICES = {
     "batch": ("global", "local"),
     "loss_reduction": ("mean", "sum"),
     "fetch_reduction": ("mean", "sum"),
 }
+
+_POLICIES = {policy.name.lower(): policy for policy in tf.data.experimental.AutoShardPolicy if policy.name != "HINT"}
 
 
 class AutoDist:
@@ -152,16 +156,55 @@ class AutoDist:
         """
         if function is None:
             return lambda decorated: self.function(decorated, batched=batched)
+        return self._function(function, batched=batched, together=False)
+
+    def _function(
+        self, function: Callable[..., Any], *, batched: Collection[str] | None, together: bool
+    ) -> DistributedFunction:
+        """A distributed step; `together`: all workers run it also where it trains nothing."""
         self._require_open("function")
         step = DistributedFunction(
             function,
-            self._compile,
+            partial(self._compile, together=together),
             name=f"{self._name}/function-{len(self._functions)}",
             options=self._capture_options,
             batched=batched,
         )
         self._functions.append(step)
         return step
+
+    def shard(self, dataset: tf.data.Dataset, policy: str = "auto") -> tf.data.Dataset:
+        """This worker's part of `dataset`, for data too large for every worker to read all: with `batch="local"`.
+
+        A step then trains on the batches of all workers together. The log says what each worker reads.
+
+        Args:
+            dataset: the same on every worker, in the same order; its batches are a worker's.
+            policy: "file": each worker reads files of its own; there must be as many as workers; "data": each reads
+                all, and takes each `num_workers`-th element (a batch, where it is batched); "auto": by files where it
+                reads files, else by data; "off": all of it.
+
+        Raises:
+            AutoDistError: no such policy; every worker is to be given the whole batch (`batch="global"`); or the
+                dataset reads no files.
+        """
+        self._require_open("shard")
+        if policy not in _POLICIES:
+            raise AutoDistError(f"policy must be one of {', '.join(_POLICIES)}; received {policy!r}")
+        if policy == "off" or self.num_workers == 1:
+            return dataset
+        if self._capture_options.batch != "local":
+            raise AutoDistError(
+                "shard() gives each worker its own part, and with batch='global' every worker must be given the same "
+                "batch, of which it takes its slice. Say AutoDist(batch='local'), or leave shard() out"
+            )
+        try:
+            return sharded(dataset, _POLICIES[policy], num_shards=self.num_workers, index=self.rank)
+        except tf.errors.NotFoundError as error:
+            raise AutoDistError(
+                "shard(policy='file') shares out the files that a dataset reads, and none was found in this one; use "
+                "'data', or 'auto'"
+            ) from error
 
     @contextmanager
     def scope(self) -> Iterator[Self]:
@@ -177,7 +220,7 @@ class AutoDist:
         """
         self._require_open("scope")
         if tf.executing_eagerly():
-            with compiled_models(partial(self.function, batched=["data"]), rank=self.rank, alone=self.num_workers == 1):
+            with compiled_models(self._keras_workers()):
                 yield self
             return
         graph = tf.compat.v1.get_default_graph()
@@ -252,16 +295,37 @@ class AutoDist:
     ) -> None:
         self.close()
 
+    def _keras_workers(self) -> Workers:
+        numbers = itertools.count()
+
+        def compare(value: bytes) -> Mapping[int, bytes]:
+            return self._cluster.compare(f"{self._name}/keras/{next(numbers)}", value)
+
+        def take_chiefs(variables: Iterable[tf.Variable]) -> None:
+            named = {f"keras_{number}": variable for number, variable in enumerate(variables)}
+            self._compiler.written_alone(named)
+            self._compiler.broadcast_initial_values(named)
+
+        return Workers(
+            partial(self._function, together=True),
+            rank=self.rank,
+            num_workers=self.num_workers,
+            num_replicas=len(self.resources.replica_devices),
+            batch=self._capture_options.batch,
+            compare=compare,
+            take_chiefs=take_chiefs,
+        )
+
     def _session_programs(self, scope: GraphScope) -> SessionPrograms:
         if self._recorder is not None and self._is_plain:
             return OneDevicePrograms(scope, self._capture_options, self._recorder)
         return DistributedPrograms(scope, self._compiler, self._capture_options, self._recorder)
 
-    def _compile(self, name: str, captured: CapturedFunction) -> Program:
+    def _compile(self, name: str, captured: CapturedFunction, *, together: bool) -> Program:
         self._require_open("function")
         if self._recorder is None:
-            return self._compiled(name, captured)
-        program = OneDeviceStep(captured) if self._is_plain else self._compiled(name, captured)
+            return self._compiled(name, captured, together=together)
+        program = OneDeviceStep(captured) if self._is_plain else self._compiled(name, captured, together=together)
         if not captured.item.gradients:
             return program
         return RecordedProgram(
@@ -274,8 +338,8 @@ class AutoDist:
             computed_in=gradient_types(captured.item),
         )
 
-    def _compiled(self, name: str, captured: CapturedFunction) -> Program:
-        if not captured.item.gradients:
+    def _compiled(self, name: str, captured: CapturedFunction, *, together: bool) -> Program:
+        if not captured.item.gradients and not together:
             return self._compiler.alone(captured.item, captured.variables, captured.state, name=name)
         strategy = self._compiler.strategy(captured.item)
         return self._compiler.distributed(captured.item, strategy, captured.variables, captured.state, name=name)

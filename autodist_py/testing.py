@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.function import CapturedFunction
-from autodist_py.comparison import Comparison
+from autodist_py.comparison import Comparison, magnitude_of
 from autodist_py.function import DistributedFunction
 from autodist_py.kernel.device import Place, Replica
 from autodist_py.kernel.pipeline import compile
@@ -62,11 +62,12 @@ def compare(
     comparison = Comparison()
     for number, (arguments, (results, values)) in enumerate(zip(inputs, expected, strict=True), start=1):
         actual = _plain(distributed(*arguments))
+        magnitude = magnitude_of([*map(np.asarray, tf.nest.flatten(results)), *values.values()])
         for position, (got, wanted) in enumerate(zip(tf.nest.flatten(actual), tf.nest.flatten(results), strict=True)):
             if wanted is not None:
-                comparison.note(f"result {position}", number, got, wanted, tolerance)
+                comparison.note(f"result {position}", number, got, wanted, tolerance, magnitude=magnitude)
         for name, value in _values(variables).items():
-            comparison.note(name, number, value, values[name], tolerance)
+            comparison.note(name, number, value, values[name], tolerance, magnitude=magnitude)
     return comparison
 
 

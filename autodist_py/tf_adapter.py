@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.client import pywrap_tf_session as c_api
 from tensorflow.python.client import session
+from tensorflow.python.data.experimental.ops import distribute
 from tensorflow.python.eager import context, record
 from tensorflow.python.framework import c_api_util, importer
 from tensorflow.python.framework import func_graph as func_graph_module
@@ -161,3 +162,14 @@ def forget_functions(names: Sequence[str]) -> None:
     """Undo `register_functions`."""
     for name in names:
         context.context().remove_function(name)
+
+
+def sharded(dataset: tf.data.Dataset, policy: Any, *, num_shards: int, index: int) -> tf.data.Dataset:
+    """Shard `index` of `dataset`, by tf.data's rewriting of its graph; `policy` is an AutoShardPolicy.
+
+    Raises:
+        NotFoundError: the policy is to share out files, and the dataset reads none.
+    """
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policy
+    return distribute._AutoShardDataset(dataset.with_options(options), num_shards, index)

@@ -1,5 +1,6 @@
 """`fit` of a Keras model compiled in `scope()` does what it does on one device: weights, optimizer state, history."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist_py import AutoDist, CaptureError
+from autodist_py import AutoDist, AutoDistError, CaptureError
+from autodist_py.keras import ThroughputLogger
 from tests.cluster_pool import THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, Cluster
 from tests.cluster_pool import same_on_all_workers as same
 from tests.oracle import assert_close
@@ -30,6 +32,7 @@ def classifier() -> keras.Model:
 
 
 def compiled(optimizer: Any, make: Callable[[], keras.Model] = classifier, **options: Any) -> keras.Model:
+    keras.config.set_floatx("float64")
     keras.utils.set_random_seed(11)
     model = make()
     model.compile(
@@ -231,9 +234,6 @@ def files_of(folder: str) -> None:
         ]
         written.mkdir()
         model.fit(X, Y, epochs=2, verbose=0, callbacks=callbacks)
-        if autodist.num_workers > 1:
-            with pytest.raises(CaptureError, match="BackupAndRestore would restore other weights on each worker"):
-                model.fit(X, Y, verbose=0, callbacks=[keras.callbacks.BackupAndRestore(written)])
         assert len(callbacks) == 2
 
 
@@ -241,6 +241,164 @@ def test_callbacks_that_write_files_run_on_the_chief(cluster: Cluster, tmp_path:
     cluster.run(files_of, folder=str(tmp_path))
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
     assert files == {"0/1.weights.h5", "0/2.weights.h5", "0/log.csv"}
+
+
+def restoring(folder: str) -> dict[str, Any]:
+    """A run that fails after two epochs goes on where it was, on every worker, though only the chief has the files."""
+
+    class Failing(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    def train(where: Path) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for more in ([Failing()], []):
+            model = compiled("adam")
+            model.build([None, 6])
+            try:
+                callbacks = [keras.callbacks.BackupAndRestore(where), *more]
+                values |= fitted(model, X, Y, batch_size=8, epochs=3, shuffle=False, callbacks=callbacks)
+            except KeyboardInterrupt:
+                model.set_weights([weight * 0.0 for weight in model.get_weights()])
+        return values
+
+    with AutoDist() as autodist:
+        own = Path(folder) / str(autodist.rank)
+        expected = train(own / "one_device")
+        with autodist.scope():
+            values = train(own / "scope")
+    assert len(values["history of loss"]) == 1
+    for name, wanted in expected.items():
+        assert_close(values[name], wanted, name, TOLERANCE)
+    return values
+
+
+def test_a_run_that_ended_goes_on_where_the_chiefs_backup_was(cluster: Cluster, tmp_path: Path) -> None:
+    same(cluster.run(restoring, folder=str(tmp_path)))
+
+
+def data_of_other_lengths(num_steps: int, *, known: bool, steps_per_epoch: int | None) -> str:
+    """The chief has one batch more than the others."""
+    with AutoDist() as autodist, autodist.scope():
+        model = compiled("sgd")
+        data = tf.data.Dataset.from_tensor_slices((np.tile(X, [8, 1]), np.tile(Y, 8))).batch(8)
+        data = data.take(num_steps + autodist.is_chief)
+        if not known:
+            data = data.filter(lambda x, y: tf.shape(x)[0] > 0)
+        try:
+            model.fit(data, verbose=0, epochs=2, steps_per_epoch=steps_per_epoch)
+        except AutoDistError as error:
+            return str(error)
+        return "" if autodist.num_workers == 1 else "no error"
+
+
+@pytest.mark.parametrize("num_steps", [3, 13])
+@pytest.mark.parametrize(("known", "steps_per_epoch"), [(True, None), (False, None), (False, 50)])
+def test_data_that_end_early_on_one_worker_are_refused_at_once(
+    cluster: Cluster, num_steps: int, known: bool, steps_per_epoch: int | None
+) -> None:
+    started = time.monotonic()
+    said = cluster.run(data_of_other_lengths, num_steps=num_steps, known=known, steps_per_epoch=steps_per_epoch)
+    assert time.monotonic() - started < 20
+    if cluster.shape.num_workers > 1:
+        assert all("has_next_batch" in text or "have ended on some workers" in text for text in said), said
+
+
+PARTS = (X[:10], X[10:16], X[16:22])
+
+
+def parts_of_other_lengths() -> dict[str, Any]:
+    """Batches of 4: one step has examples of all workers, the last ones of some."""
+
+    def batches(rows: np.ndarray) -> list[Any]:
+        labels = {row.tobytes(): label for row, label in zip(X, Y, strict=True)}
+        return [
+            (part, np.array([labels[row.tobytes()] for row in part]))
+            for part in (rows[start : start + 4] for start in range(0, len(rows), 4))
+        ]
+
+    with AutoDist(batch="local") as autodist:
+        all_parts = [batches(part) for part in PARTS[: autodist.num_workers]]
+        steps = [[part[step] for part in all_parts if step < len(part)] for step in range(max(map(len, all_parts)))]
+        union = [tuple(np.concatenate(arrays) for arrays in zip(*step, strict=True)) for step in steps]
+
+        def train(data: list[Any]) -> dict[str, Any]:
+            signature = (tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None], tf.int64))
+            dataset = tf.data.Dataset.from_generator(lambda: iter(data), output_signature=signature)
+            # Else plain Keras counts an iteration of the optimizer more per epoch: it runs beside the read that fails.
+            dataset = dataset.apply(tf.data.experimental.assert_cardinality(len(data)))
+            model = compiled("adam")
+            values = fitted(model, dataset)
+            values["evaluated"] = np.array(model.evaluate(dataset, verbose=0))
+            return values
+
+        expected = train(union)
+        with autodist.scope():
+            values = train(all_parts[autodist.rank])
+    for name, wanted in expected.items():
+        assert_close(values[name], wanted, name, TOLERANCE)
+    return values
+
+
+def test_workers_whose_own_parts_end_early_go_on_without_examples(cluster: Cluster) -> None:
+    same(cluster.run(parts_of_other_lengths))
+
+
+def shards(folder: str) -> list[Any]:
+    files = [Path(folder) / f"{number}.txt" for number in range(3)]
+    numbers = tf.data.Dataset.range(12).batch(2)
+    with AutoDist(batch="local") as autodist:
+        if autodist.is_chief:
+            for number, file in enumerate(files):
+                file.write_text(f"{number}\n{number}\n")
+        text = tf.data.TextLineDataset([str(file) for file in files])
+        read = [
+            [value.tolist() for value in autodist.shard(numbers, policy).as_numpy_iterator()]
+            for policy in ("data", "auto", "off")
+        ]
+        if autodist.num_workers > 1:
+            with pytest.raises(AutoDistError, match="none was found in this one"):
+                autodist.shard(numbers, "file")
+        with pytest.raises(AutoDistError, match="policy must be one of off, auto, file, data; received 'rows'"):
+            autodist.shard(numbers, "rows")
+        autodist._cluster.barrier("files")
+        read += [
+            [int(line) for line in autodist.shard(text, policy).as_numpy_iterator()] for policy in ("file", "auto")
+        ]
+    with AutoDist() as autodist:
+        if autodist.num_workers > 1:
+            with pytest.raises(AutoDistError, match=r"Say AutoDist\(batch='local'\)"):
+                autodist.shard(numbers)
+    return read
+
+
+def test_a_shard_is_this_workers_part(cluster: Cluster, tmp_path: Path) -> None:
+    count = cluster.shape.num_workers
+    for rank, (data, auto, off, files, auto_files) in enumerate(cluster.run(shards, folder=str(tmp_path))):
+        batches = [[number, number + 1] for number in range(0, 12, 2)]
+        assert data == auto == batches[rank::count]
+        assert off == batches
+        assert files == auto_files == [number for number in range(3)[rank::count] for _ in range(2)]
+
+
+def throughput() -> dict[str, Any]:
+    with AutoDist() as autodist:
+        with autodist.scope():
+            model = compiled("sgd")
+            started = time.perf_counter()
+            history = model.fit(X, Y, batch_size=4, epochs=3, verbose=0, callbacks=[ThroughputLogger()]).history
+            seconds = time.perf_counter() - started
+        plain = compiled("sgd")
+        with pytest.raises(CaptureError, match="counts the examples of a model that is compiled in scope"):
+            plain.fit(X, Y, verbose=0, callbacks=[ThroughputLogger()])
+    return {"seconds": seconds, "examples_per_second": history["examples_per_second"]}
+
+
+def test_throughput_counts_the_examples_of_all_workers(cluster: Cluster) -> None:
+    for worker in cluster.run(throughput):
+        # Of 22 examples of an epoch, those of the first step are not counted: nor is the time it takes.
+        assert all(18 / worker["seconds"] < rate < 1e6 for rate in worker["examples_per_second"])
 
 
 def models_that_are_not_hooked() -> None:

@@ -1,63 +1,66 @@
-"""The Keras door: a Keras 3 model that is compiled in `scope()` trains through `fit`, step by step, by our function.
+"""The Keras door: a model that is compiled in `scope()` trains and evaluates on all workers, by steps of our functions.
 
-`fit` itself, its callbacks, progress bar and validation stay Keras's own; what `make_train_function` makes is ours.
-Keras's `evaluate` and `predict` run as they are, whole, on each worker.
+`fit`, `evaluate`, their callbacks and progress bars stay Keras's own; what `make_train_function` and
+`make_test_function` make is ours. `predict` runs as it is, whole, on each worker. Keras 3 and tf_keras are served
+alike.
 """
 
 import functools
 import importlib
 import inspect
+import json
+import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import tensorflow as tf
-
 from autodist_py.capture import tf_adapter
+from autodist_py.capture.keras_steps import Ends, Steps, Workers
 from autodist_py.proto.errors import CaptureError
 
-Distribute = Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
-"""A step of one device, of one batch of data -> the distributed step."""
-
-_OVERRIDDEN = ("compile", "fit", "make_train_function")
-_WRITE_FILES = ("CSVLogger", "ModelCheckpoint", "TensorBoard")
+_LEGACY = "tf_keras"
+_OVERRIDDEN = ("compile", "fit", "make_test_function", "make_train_function")
+_WRITE_FILES = ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "TensorBoard")
 """Callbacks that are the chief's alone: all workers would write the same files."""
 
 
 @contextmanager
-def compiled_models(distribute: Distribute, *, rank: int, alone: bool) -> Iterator[None]:
-    """Models that are compiled within this context train by the steps that `distribute` makes.
-
-    Args:
-        distribute: makes a step of all workers.
-        rank: this worker's; the chief's is 0.
-        alone: whether there is no other worker.
-    """
-    keras: Any = importlib.import_module("keras")  # Not at import: it fixes the backend.
+def compiled_models(workers: Workers) -> Iterator[None]:
+    """Models that are compiled within this context train and evaluate on all `workers`."""
+    modules = [importlib.import_module("keras")]  # Not at import: it fixes the backend.
+    if _LEGACY in sys.modules or os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "True", "true"):
+        modules.append(importlib.import_module(_LEGACY))
     with ExitStack() as stack:
-        stack.enter_context(tf_adapter.patched(keras.Model, "compile", _hooking(keras, distribute, rank, alone)))
-        stack.enter_context(tf_adapter.patched(keras.Model, "fit", _checking(keras)))
-        if "tf_keras" in sys.modules:
-            stack.enter_context(tf_adapter.patched(sys.modules["tf_keras"].Model, "compile", _refuse_legacy))
+        for keras in modules:
+            stack.enter_context(tf_adapter.patched(keras.Model, "compile", _hooking(keras, workers)))
+            stack.enter_context(tf_adapter.patched(keras.Model, "fit", _checking(keras)))
         yield
 
 
-def _hooking(keras: Any, distribute: Distribute, rank: int, alone: bool) -> Callable[..., None]:
+def hooked(model: Any) -> "HookedModel | None":
+    """What makes `model` train on all workers; None where it trains on one device."""
+    override = vars(model).get("make_train_function")
+    return override.__self__ if override is not None else None
+
+
+def _hooking(keras: Any, workers: Workers) -> Callable[..., None]:
     original = keras.Model.compile
 
+    @functools.wraps(original)
     def compile(model: Any, *args: Any, **options: Any) -> None:
-        _require_compilable(keras, options)
+        given = inspect.signature(original).bind(model, *args, **options).arguments
+        _require_compilable(keras, given)
         original(model, *args, **options)
-        if type(model).make_train_function is not keras.Model.make_train_function:
+        if _has_own_train_function(keras, model):
             warnings.warn(
                 f"{type(model).__name__} has a make_train_function of its own, which is used: what it makes is not "
                 "distributed. Override train_step instead",
                 stacklevel=2,
             )
             return
-        HookedModel(keras, model, distribute, is_chief=rank == 0, is_alone=alone).hook()
+        HookedModel(keras, model, workers).hook()
 
     return compile
 
@@ -67,8 +70,8 @@ def _checking(keras: Any) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def fit(model: Any, *args: Any, **options: Any) -> Any:
-        is_own = type(model).make_train_function is not keras.Model.make_train_function
-        if not is_own and "make_train_function" not in vars(model):
+        is_compiled = getattr(model, "compiled", None) or getattr(model, "_is_compiled", False)
+        if is_compiled and hooked(model) is None and not _has_own_train_function(keras, model):
             raise CaptureError(
                 f"'{model.name}' is fitted in scope() and was compiled outside of it, so that every worker would train "
                 "it by itself; compile it in scope()"
@@ -76,6 +79,10 @@ def _checking(keras: Any) -> Callable[..., Any]:
         return original(model, *args, **options)
 
     return fit
+
+
+def _has_own_train_function(keras: Any, model: Any) -> bool:
+    return type(model).make_train_function is not keras.Model.make_train_function
 
 
 def _require_compilable(keras: Any, options: dict[str, Any]) -> None:
@@ -92,25 +99,24 @@ def _require_compilable(keras: Any, options: dict[str, Any]) -> None:
             )
 
 
-def _refuse_legacy(model: Any, *args: Any, **options: Any) -> None:
-    raise CaptureError(
-        f"'{model.name}' is a tf_keras model, and this version distributes `fit` of Keras 3 models only; train it by a "
-        "step function (autodist.function), or in graph mode"
-    )
-
-
 class HookedModel:
-    """A model whose training steps are distributed. The hook is no attribute that Keras tracks, copies or saves."""
+    """A model whose steps are distributed. The hook is no attribute that Keras tracks, copies or saves."""
 
-    def __init__(self, keras: Any, model: Any, distribute: Distribute, *, is_chief: bool, is_alone: bool):
-        self._keras, self._model, self._distribute = keras, model, distribute
-        self._is_chief, self._is_alone = is_chief, is_alone
+    def __init__(self, keras: Any, model: Any, workers: Workers):
+        self._keras, self._model, self._workers = keras, model, workers
         self._fit_signature = inspect.signature(type(model).fit)
+        self._ends = Ends(model.name)
+        self._train_steps: Steps | None = None
 
     def hook(self) -> None:
-        """Let the model's `fit` and `train_on_batch` use our steps."""
+        """Let the model use our steps."""
         for name in _OVERRIDDEN:
             vars(self._model)[name] = getattr(self, name)
+
+    @property
+    def examples(self) -> int:
+        """How many examples it was trained on since it was compiled, over all workers."""
+        return 0 if self._train_steps is None else self._train_steps.examples
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Keras's own: a model that is compiled again outside of scope() trains on one device again."""
@@ -122,51 +128,63 @@ class HookedModel:
         """Keras's own, with callbacks that write files on the chief only.
 
         Raises:
-            CaptureError: a callback that this version cannot run on several workers.
+            CaptureError: a callback that cannot run on several workers.
+            ClusterError: the data end earlier on some workers than on others.
         """
         given = self._fit_signature.bind(self._model, *args, **options)
         callbacks = given.arguments.get("callbacks")
-        if not self._is_alone and isinstance(callbacks, list | tuple):
-            self._require_runnable(callbacks)
-            if not self._is_chief:
-                writing = tuple(getattr(self._keras.callbacks, name) for name in _WRITE_FILES)
-                given.arguments["callbacks"] = [one for one in callbacks if not isinstance(one, writing)]
-        return type(self._model).fit(*given.args, **given.kwargs)
+        if self._workers.num_workers > 1 and isinstance(callbacks, list | tuple):
+            given.arguments["callbacks"] = self._callbacks_here(callbacks)
+        history = type(self._model).fit(*given.args, **given.kwargs)
+        self._ends.require_together()
+        return history
 
-    def _require_runnable(self, callbacks: Iterable[Any]) -> None:
-        if any(isinstance(one, self._keras.callbacks.BackupAndRestore) for one in callbacks):
-            raise CaptureError(
-                "BackupAndRestore would restore other weights on each worker, and this version does not share them; "
-                "use ModelCheckpoint, and load_weights() on every worker before fit()"
-            )
+    def _callbacks_here(self, callbacks: Sequence[Any]) -> list[Any]:
+        """Those of the user's callbacks that run on this worker, and what shares what one of them restores."""
+        writing = tuple(getattr(self._keras.callbacks, name) for name in _WRITE_FILES)
+        here = []
+        for callback in callbacks:
+            if self._workers.rank == 0 or not isinstance(callback, writing):
+                here.append(callback)
+            if isinstance(callback, self._keras.callbacks.BackupAndRestore):
+                if self._keras.__name__ == _LEGACY:
+                    raise CaptureError(
+                        "BackupAndRestore of tf_keras would restore other weights on each worker; use ModelCheckpoint, "
+                        "and load_weights() on every worker before fit(), or Keras 3"
+                    )
+                here.append(self._keras.callbacks.LambdaCallback(on_train_begin=lambda logs: self._follow_chief()))
+        return here
+
+    def _follow_chief(self) -> None:
+        """Take over what BackupAndRestore restored on the chief."""
+        model = self._model
+        own = json.dumps([model._initial_epoch, model.optimizer.built])
+        model._initial_epoch, is_built = json.loads(self._workers.compare(own.encode())[0])
+        if is_built and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        self._workers.take_chiefs([one.value for one in (*model.variables, *model.optimizer.variables)])
 
     def make_train_function(self, force: bool = False) -> Any:
         """In the place of `keras.Model.make_train_function`."""
         model = self._model
         if model.train_function is None or force:
-            model.train_function = self._steps(model.train_step)
+            model.train_function = self._train_steps = self._steps(model.train_step, "_train_counter")
         return model.train_function
 
-    def _steps(self, step: Callable[[Any], Any]) -> Callable[[Iterator[Any]], Any]:
-        """A function that takes as many elements of an iterator as Keras wants at once, with a step for each."""
+    def make_test_function(self, force: bool = False) -> Any:
+        """In the place of `keras.Model.make_test_function`."""
+        model = self._model
+        if model.test_function is None or force:
+            model.test_function = self._steps(model.test_step, "_test_counter")
+        return model.test_function
 
-        def one_step(data: Any) -> Any:
-            return step(data)
+    def _steps(self, step: Callable[[Any], Any], counter: str) -> Steps:
+        if self._keras.__name__ != _LEGACY:
+            return Steps(step, self._workers, self._ends, lambda: self._model.steps_per_execution)
 
-        distributed = self._distribute(one_step)
+        def counted(data: Any) -> Any:
+            results = step(data)
+            getattr(self._model, counter).assign_add(1)
+            return results
 
-        def steps(iterator: Iterator[Any]) -> Any:
-            logs = distributed(_present(next(iterator)))  # The end of the data is Keras's to see.
-            for _ in range(1, self._model.steps_per_execution):
-                data = next(iterator, None)
-                if data is None:
-                    break
-                logs = distributed(_present(data))
-            return logs
-
-        return steps
-
-
-def _present(data: Any) -> Any:
-    """`data` with None for what Keras's adapters mark as absent."""
-    return tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data)
+        return Steps(counted, self._workers, self._ends, lambda: int(self._model._steps_per_execution))

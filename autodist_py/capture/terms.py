@@ -169,7 +169,9 @@ class Separation:
             return _Terms(of_examples=False, of_none=False)
         if not self._combination.reads_differing(op, index):
             return _Terms(of_examples=False, of_none=True)
-        if (op, index) in self._combination.edges or self._combination.has_rows(self._read(op, index)):
+        is_whole = (op, index) in self._combination.edges or self._combination.has_rows(self._read(op, index))
+        dtype = self._symbol(op, index).dtype
+        if is_whole or not (dtype.is_floating or dtype.is_complex):  # A size or an index is no gradient.
             return _Terms(of_examples=True, of_none=False)
         return None
 

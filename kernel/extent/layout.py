@@ -111,7 +111,7 @@ def _of_shape(operands: Operands) -> Extent:
 def _broadcast_to(operands: Operands) -> Extent:
     value, shape = operands.extents
     if shape is not SHAPE:
-        return OTHER
+        return value if shape is SAME and value in FIXED else OTHER
     rank, whole = operands.ranks[0], operands.leading[1]
     if rank is None or whole is None:
         return OTHER

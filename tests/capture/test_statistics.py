@@ -49,6 +49,7 @@ SUM = {
     "a sum times a factor": lambda x, y: 2.0 * tf.reduce_sum(x, 0) * FACTOR,
     "a sum by a constant": lambda x, y: tf.reduce_sum(x) / 8.0,
     "a half square": lambda x, y: tf.nn.l2_loss(x),
+    "a sum, broadcast": lambda x, y: tf.broadcast_to(tf.reduce_sum(x), [2, 3]),
     "a mean times the number of rows": lambda x, y: tf.reduce_mean(x) * tf.cast(tf.shape(x)[0], tf.float64),
 }
 MEAN = {

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist_py.capture.canonical import canonical
+from autodist_py.capture.layers import LayerCall
 from autodist_py.capture.shapes import full_shape
 from autodist_py.capture.statistics import with_statistics
 from autodist_py.kernel.graph_view import GraphView
@@ -44,6 +45,7 @@ class TracedGraph:
         run_ops: what must run beside.
         losses: for each gradient the tensors whose sum it is the gradient of, where they are known.
         tensor_of: a tensor of the graph by its name; only its shape and type are used.
+        layer_calls: of Keras's layers, in order.
     """
 
     graph: tf.compat.v1.GraphDef
@@ -54,6 +56,7 @@ class TracedGraph:
     run_ops: tuple[str, ...]
     losses: Mapping[Gradient, tuple[str, ...]]
     tensor_of: Callable[[str], tf.Tensor]
+    layer_calls: Sequence[LayerCall] = ()
 
 
 def assemble(traced: TracedGraph, options: CaptureOptions, *, savers: Iterable[bytes] = ()) -> GraphItem:
@@ -89,7 +92,14 @@ def assemble(traced: TracedGraph, options: CaptureOptions, *, savers: Iterable[b
     )
     targets = tuple(traced.losses.get(gradient, ()) for gradient in gradients)
     return with_statistics(
-        item, view, whole, targets, traced.tensor_of, batch=options.batch, shows_ops=options.shows_ops
+        item,
+        view,
+        whole,
+        targets,
+        traced.tensor_of,
+        batch=options.batch,
+        layer_calls=traced.layer_calls,
+        shows_ops=options.shows_ops,
     )
 
 

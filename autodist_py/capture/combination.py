@@ -1,6 +1,5 @@
 """Which values replicas must combine: the extent of each tensor that matters, and the edges that carry statistics."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -8,6 +7,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from autodist_py.capture.constants import Constants
+from autodist_py.capture.layers import LayerCall
 from autodist_py.capture.shapes import static_shape
 from autodist_py.kernel.analysis import random_ops
 from autodist_py.kernel.batch import batched_tensors
@@ -71,8 +72,10 @@ class Combination:
         losses: Sequence[Sequence[str]],
         tensor_of: Callable[[str], tf.Tensor],
         batch: str,
+        layer_calls: Sequence[LayerCall] = (),
     ):
         self._graph, self._tensor_of = whole, tensor_of
+        self._constants = Constants(whole, tensor_of)
         self._seams = {op_of(tensor) for gradient in item.gradients for tensor in gradient.tensors}
         self._rows = {str(parse(tensor.name)) for tensor in batched_tensors(item, whole)}
         self._random = random_ops(whole)
@@ -96,6 +99,10 @@ class Combination:
         raw = {op_of(name) for seam in self._seams for name in whole.nodes[seam].input if not name.startswith("^")}
         self._trains = self._loss_region | whole.dataflow_ancestors(raw, blocked=self._seams)
         self._sources = {op_of(tensor) for tensor in self._rows} | self._random | self._unknown
+        self._layer_calls = [call for call in layer_calls if all(op_of(name) in whole.nodes for name in call.outputs)]
+        self._layers = {tensor: call.inputs for call in self._layer_calls for tensor in call.outputs}
+        assumed = Extent.SUM if item.loss_reduction == "sum" else Extent.MEAN
+        self._assumed = {str(parse(tensor)): assumed for tensors in losses for tensor in tensors}
         self._extents: dict[str, tuple[Extent, ...]] = {}
         self._of_losses: dict[str, str] = {}
         """Tensors that the losses, and back-propagation, read combined."""
@@ -120,6 +127,7 @@ class Combination:
                 if not tensor.startswith("^") and str(parse(tensor)) in self._of_losses:
                     self.edges[name, index] = self._of_losses[str(parse(tensor))]
         self._note_equal_writes()
+        self._trust_layers()
         self.edges = dict(sorted(self.edges.items()))  # Sets of names have another order in every process.
 
     def _note_equal_writes(self) -> None:
@@ -138,7 +146,7 @@ class Combination:
 
     def reduction(self, tensors: Sequence[str], *, rows: str = "") -> str:
         """How the sum of `tensors` combines examples: "mean", "sum" or, where it is not known, ""; `rows` for rows."""
-        kinds = {self._extent(tensor) for tensor in tensors}
+        kinds = {self._known_extent(tensor) for tensor in tensors}
         if Extent.MEAN in kinds and kinds <= {Extent.MEAN, Extent.SAME}:
             return "mean"
         if kinds & _SUMS and kinds <= _SUMS | {Extent.SAME}:
@@ -225,7 +233,27 @@ class Combination:
             return Extent.COUNT if combined == "share" else Extent.SAME
         return self._extent(tensor)
 
+    def _trust_layers(self) -> None:
+        """What a layer computes that keeps examples apart mixes none, though it may look like that."""
+        inside: set[str] = set()
+        for call in self._layer_calls:
+            if call.outputs and all(self._extent(tensor) in (Extent.ROWS, Extent.SAME) for tensor in call.outputs):
+                ends = call.ends & self._graph.nodes.keys()
+                inside |= self._graph.dataflow_ancestors(map(op_of, call.outputs), blocked=ends) - ends
+        self.local = [op for op in self.local if op not in inside]
+
     def _extent(self, tensor: str) -> Extent:
+        extent, name = self._known_extent(tensor), str(parse(tensor))
+        if extent is not Extent.OTHER:
+            return extent
+        if name in self._assumed and self._tensor_of(name).shape.is_fully_defined():
+            return self._assumed[name]  # As the user is told: see `compiler.inexact`.
+        inputs = self._layers.get(name)
+        apart = inputs and all(self._extent(read) in (Extent.ROWS, Extent.SAME) for read in inputs)
+        return Extent.ROWS if apart else extent
+
+    def _known_extent(self, tensor: str) -> Extent:
+        """The extent of `tensor`, as far as its graph shows."""
         name = parse(tensor)
         extents = self._extents.get(name.op, (Extent.SAME,))
         return extents[name.output if len(extents) > 1 else 0]
@@ -379,9 +407,9 @@ class Combination:
             extents=extents,
             ranks=tuple(shape.rank for shape in shapes),
             leading=tuple(shape[0] if shape.rank else None for shape in shapes),
-            row_elements=math.prod(row.as_list()) if row.is_fully_defined() else None,
+            row=tuple(row.as_list()) if row.rank is not None else None,
             constants=tuple(
-                self._graph.constant(tensor) if extent is Extent.SAME else None
+                self._constants.value(tensor) if extent is Extent.SAME else None
                 for tensor, extent in zip(reads, extents, strict=True)
             ),
         )

@@ -20,6 +20,7 @@ from autodist_py.capture.assemble import (
     reject_idle_gradients,
 )
 from autodist_py.capture.gradients import GradientRecorder
+from autodist_py.capture.layers import LayerRecorder
 from autodist_py.capture.shapes import static_shape
 from autodist_py.kernel.graph_view import READS_VARIABLE
 from autodist_py.kernel.names import op_of, parse, unique_names
@@ -124,6 +125,7 @@ class _Trace:
         self.arguments = arguments
         self.graph = tf_adapter.FuncGraph(_function_name(self._function))
         self.recorder = GradientRecorder(self.graph)
+        self.layers = LayerRecorder(self.graph)
         self.uses = _VariableUses()
         self.creates_variables = False
         names = unique_names([_op_name(argument.name) for argument in arguments], ())
@@ -155,6 +157,7 @@ class _Trace:
         """Everything that must be seen while the step is traced; undone when it is."""
         with ExitStack() as stack:
             stack.enter_context(self.recorder.active())
+            stack.enter_context(self.layers.active())
             stack.enter_context(self.uses.active())
             stack.enter_context(tf_adapter.inlined_functions(self.graph))
             stack.enter_context(self.graph.as_default())
@@ -285,6 +288,7 @@ def _assemble(trace: _Trace, options: CaptureOptions, user_step: Callable[..., A
             run_ops=_run_ops(graph),
             losses=dict(zip(gradients, (one.losses for one in trace.recorder.gradients), strict=True)),
             tensor_of=tensor_of,
+            layer_calls=trace.layers.calls,
         ),
         options,
     )

@@ -16,6 +16,7 @@ from autodist_py.capture.assemble import (
     reject_idle_gradients,
 )
 from autodist_py.capture.gradients import GradientRecorder
+from autodist_py.capture.layers import LayerRecorder
 from autodist_py.capture.shapes import full_shape, static_shape
 from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
 from autodist_py.kernel.names import op_of, parse
@@ -40,6 +41,7 @@ class GraphScope:
     def __init__(self, graph: tf.Graph, *, seed: int | None):
         self.graph = graph
         self._recorder = GradientRecorder(graph)
+        self._layers = LayerRecorder(graph)
         self._seed = seed
 
     @contextmanager
@@ -49,6 +51,7 @@ class GraphScope:
             self.graph.seed = self._seed
         with ExitStack() as stack:
             stack.enter_context(self._recorder.active())
+            stack.enter_context(self._layers.active())
             stack.enter_context(tf_adapter.inlined_functions(self.graph))
             yield
 
@@ -122,6 +125,7 @@ class GraphScope:
                 run_ops=signature.targets,
                 losses=dict(zip(self._gradients(), (one.losses for one in self._recorder.gradients), strict=True)),
                 tensor_of=self._tensor,
+                layer_calls=self._layers.calls,
             ),
             options,
         )

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import tensorflow as tf
+
 from autodist_py.capture import tf_adapter
 from autodist_py.capture.keras_steps import Ends, Steps, Workers
 from autodist_py.proto.errors import CaptureError
@@ -180,6 +182,7 @@ class HookedModel:
 
     def _steps(self, step: Callable[[Any], Any], counter: str) -> Steps:
         if self._keras.__name__ != _LEGACY:
+            step = tf.autograph.experimental.do_not_convert(step)  # As Keras 3 calls it.
             return Steps(step, self._workers, self._ends, lambda: self._model.steps_per_execution)
 
         def counted(data: Any) -> Any:

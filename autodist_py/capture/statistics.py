@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from autodist_py.capture.combination import Combination
 from autodist_py.capture.insertion import Insertion
+from autodist_py.capture.layers import LayerCall
 from autodist_py.capture.terms import Separation
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.proto.errors import CaptureError
@@ -30,6 +31,7 @@ def with_statistics(
     tensor_of: Callable[[str], tf.Tensor],
     *,
     batch: str,
+    layer_calls: Sequence[LayerCall] = (),
     shows_ops: bool = False,
 ) -> GraphItem:
     """`item` with its statistics, and what each gradient and output does with examples.
@@ -41,9 +43,10 @@ def with_statistics(
         losses: for each of its gradients, the tensors whose sum it is the gradient of; none: not known.
         tensor_of: a tensor of `whole` by its name; only its shape and type are used.
         batch: whether workers are given the same ("global"), or each its own part ("local").
+        layer_calls: of Keras's layers, in order.
         shows_ops: whether the values of ops are results too, after the others.
     """
-    combination = Combination(item, whole, losses, tensor_of, batch)
+    combination = Combination(item, whole, losses, tensor_of, batch, layer_calls)
     combination.make()
     if not combination.varies:
         return item

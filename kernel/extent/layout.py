@@ -1,8 +1,7 @@
 """Rules for ops that move elements: shapes, slices, joins, gathers."""
 
-from collections.abc import Mapping
-
-import numpy as np
+import math
+from collections.abc import Mapping, Sequence
 
 from autodist_py.kernel.extent.values import COUNT, FIXED, MEAN, OTHER, ROWS, SAME, SHAPE, SUM, Extent, Operands, Rule
 
@@ -44,12 +43,19 @@ def _reshape(operands: Operands) -> Extent:
     if extent is ROWS and target is SHAPE:
         return ROWS
     sizes = operands.integers(1)
-    if extent is ROWS and sizes is not None and sizes[:1] == [-1]:
-        # [-1, d, ...] keeps whole examples together where one example has the elements of whole new rows.
-        inner = int(np.prod(sizes[1:]))
-        whole = inner == 1 or (inner > 0 and operands.row_elements is not None and operands.row_elements % inner == 0)
-        return ROWS if whole else OTHER
-    return OTHER
+    return ROWS if extent is ROWS and sizes is not None and _keeps_rows(operands.row, sizes) else OTHER
+
+
+def _keeps_rows(row: tuple[int | None, ...] | None, sizes: Sequence[int]) -> bool:
+    """Whether rows of this shape become whole rows of a reshape to `sizes`: none has elements of two of them."""
+    if sizes[:1] != [-1]:
+        return False
+    inner = math.prod(sizes[1:])
+    if inner == 1 or row is None:
+        return inner == 1
+    ends_alike = len(row) >= len(sizes) - 1 and list(row[len(row) - len(sizes) + 1 :]) == list(sizes[1:])
+    elements = None if None in row else math.prod(size for size in row if size is not None)
+    return ends_alike or (inner > 0 and elements is not None and elements % inner == 0)
 
 
 def _strided_slice(operands: Operands) -> Extent:

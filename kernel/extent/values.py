@@ -45,8 +45,8 @@ class Operands:
     ranks: tuple[int | None, ...]
     leading: tuple[int | None, ...]
     """The static size of each input's first dimension; None where it is unknown."""
-    row_elements: int | None
-    """The number of elements of one row of the first input; None where it is unknown."""
+    row: tuple[int | None, ...] | None
+    """The static shape of one row of the first input, as far as it is known."""
     constants: tuple[np.ndarray | None, ...]
 
     def integers(self, index: int) -> list[int] | None:

@@ -30,6 +30,7 @@ ROWS = {
     "beside each other": lambda x, y: tf.concat([x, y[:, tf.newaxis]], axis=1),
     "whole rows of a reshape": lambda x, y: tf.reshape(x, [-1, 1, 3]),
     "three rows of each": lambda x, y: tf.reshape(x, [-1]),
+    "a size that is computed": lambda x, y: tf.reshape(x, tf.stack([-1, tf.shape(x)[tf.rank(x) - 1]])),
     "classes": lambda x, y: tf.argmax(x, axis=1),
     "one hot": lambda x, y: tf.one_hot(tf.cast(y, tf.int32), 3),
     "rows of a table": lambda x, y: tf.gather(FACTOR, tf.cast(y, tf.int32)),

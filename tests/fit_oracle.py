@@ -1,0 +1,56 @@
+"""The oracle of `fit`: plain Keras on one device, in the same process."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from autodist_py import AutoDist
+from tests.oracle import assert_close
+
+TOLERANCE = 1e-8
+RNG = np.random.default_rng(3)
+X, Y = RNG.normal(size=(22, 6)), RNG.integers(0, 3, 22)
+WEIGHTS = RNG.uniform(0.5, 2.0, 22)
+VALIDATION = (RNG.normal(size=(7, 6)), RNG.integers(0, 3, 7))
+
+
+def classifier() -> keras.Model:
+    return keras.Sequential([keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(3)])
+
+
+def compiled(optimizer: Any, make: Callable[[], keras.Model] = classifier, **options: Any) -> keras.Model:
+    keras.config.set_floatx("float64")
+    keras.utils.set_random_seed(11)
+    model = make()
+    model.compile(
+        optimizer,
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        **{"metrics": ["accuracy"], "jit_compile": False, **options},
+    )
+    return model
+
+
+def fitted(model: keras.Model, *data: Any, **options: Any) -> dict[str, Any]:
+    keras.utils.set_random_seed(12)
+    history = model.fit(*data, **{"epochs": 2, "verbose": 0, **options})
+    state = {**named("weight", model.variables), **named("slot", model.optimizer.variables)}
+    return {**state, **{f"history of {name}": np.array(values) for name, values in history.history.items()}}
+
+
+def named(kind: str, variables: list[Any]) -> dict[str, np.ndarray]:
+    """By number: Keras counts on in the names of a process."""
+    return {f"{kind} {number}": np.array(variable) for number, variable in enumerate(variables)}
+
+
+def compare(train: Callable[[], dict[str, Any]], *, tolerance: float = TOLERANCE) -> dict[str, Any]:
+    """`train` as it is, and in the scope of an AutoDist."""
+    keras.config.set_floatx("float64")
+    expected = train()
+    with AutoDist() as autodist, autodist.scope():
+        values = train()
+    assert values.keys() == expected.keys()
+    for name, wanted in expected.items():
+        assert_close(values[name], wanted, name, tolerance)
+    return values

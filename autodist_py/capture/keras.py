@@ -181,8 +181,8 @@ class HookedModel:
         return model.test_function
 
     def _steps(self, step: Callable[[Any], Any], counter: str) -> Steps:
+        step = tf.autograph.experimental.do_not_convert(step)  # As Keras calls it.
         if self._keras.__name__ != _LEGACY:
-            step = tf.autograph.experimental.do_not_convert(step)  # As Keras 3 calls it.
             return Steps(step, self._workers, self._ends, lambda: self._model.steps_per_execution)
 
         def counted(data: Any) -> Any:

@@ -1,0 +1,133 @@
+"""`fit` of a tf_keras model compiled in `scope()` does what it does on one device."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from autodist_py import AutoDist, CaptureError
+from tests.cluster_pool import THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, Cluster
+from tests.cluster_pool import same_on_all_workers as same
+from tests.fit_oracle import TOLERANCE, VALIDATION, WEIGHTS, X, Y, named
+from tests.oracle import assert_close
+
+pytestmark = pytest.mark.parametrize(
+    "cluster", [TWO_REPLICAS, TWO_WORKERS, THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
+)
+
+
+class Clipped(tf_keras.Model):
+    """A subclass with a training step of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = tf_keras.layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y, *_ = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x))
+        gradients, norm = tf.clip_by_global_norm(tape.gradient(loss, self.trainable_variables), 0.1)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss, "norm": norm}
+
+
+def classifier() -> tf_keras.Model:
+    return tf_keras.Sequential([tf_keras.layers.Dense(5, activation="tanh"), tf_keras.layers.Dense(3)])
+
+
+def compiled(optimizer: Any, make: Callable[[], tf_keras.Model] = classifier, **options: Any) -> tf_keras.Model:
+    tf_keras.backend.set_floatx("float64")
+    tf_keras.utils.set_random_seed(11)
+    model = make()
+    loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, **{"metrics": ["accuracy"], **options})
+    return model
+
+
+def fitted(model: tf_keras.Model, *data: Any, **options: Any) -> dict[str, Any]:
+    tf_keras.utils.set_random_seed(12)
+    history = model.fit(*data, **{"epochs": 2, "verbose": 0, "batch_size": 8, **options})
+    state = {**named("weight", model.variables), **named("slot", model.optimizer.variables)}
+    return {**state, **{f"history of {name}": np.array(values) for name, values in history.history.items()}}
+
+
+def weights_and_validation() -> dict[str, Any]:
+    return fitted(compiled("adam"), X, Y, sample_weight=WEIGHTS, validation_data=VALIDATION)
+
+
+def several_steps_at_once() -> dict[str, Any]:
+    optimizer = tf_keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5)
+    return fitted(compiled(optimizer, steps_per_execution=2), X, Y, class_weight={0: 1.0, 1: 3.0, 2: 0.5})
+
+
+def a_training_step_of_its_own() -> dict[str, Any]:
+    return fitted(compiled("sgd", Clipped, metrics=None), X, Y)
+
+
+def a_dataset_and_batches_by_hand() -> dict[str, Any]:
+    model = compiled("rmsprop")
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(22, seed=5).batch(8).repeat()
+    values = fitted(model, data, batch_size=None, steps_per_epoch=4)
+    values["by hand"] = np.array(model.train_on_batch(X[:5], Y[:5]))
+    values["tested"] = np.array(model.test_on_batch(X[:5], Y[:5]))
+    values["evaluated"] = np.array(model.evaluate(X, Y, verbose=0))
+    values["predicted"] = model.predict(X, verbose=0)
+    return values
+
+
+def rates_and_stopping() -> dict[str, Any]:
+    callbacks = [
+        tf_keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+        tf_keras.callbacks.EarlyStopping(monitor="val_loss", min_delta=10.0, patience=1, restore_best_weights=True),
+    ]
+    return fitted(compiled("sgd"), X, Y, epochs=6, validation_data=VALIDATION, callbacks=callbacks)
+
+
+CASES = [
+    weights_and_validation,
+    several_steps_at_once,
+    a_training_step_of_its_own,
+    a_dataset_and_batches_by_hand,
+    rates_and_stopping,
+]
+
+
+def compare(train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    expected = train()
+    with AutoDist() as autodist, autodist.scope():
+        values = train()
+    assert values.keys() == expected.keys()
+    for name, wanted in expected.items():
+        assert_close(values[name], wanted, name, TOLERANCE)
+    return values
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.replace("_", "-"))
+def test_fit_does_what_it_does_on_one_device(cluster: Cluster, case: Callable[[], dict[str, Any]]) -> None:
+    same(cluster.run(compare, train=case))
+
+
+def refused(folder: str) -> None:
+    with AutoDist() as autodist:
+        outside = compiled("sgd")
+        with autodist.scope():
+            with pytest.raises(CaptureError, match=r"compiled outside of it.*compile it in scope"):
+                outside.fit(X, Y, verbose=0)
+            with pytest.raises(CaptureError, match=r"compile\(run_eagerly=True\) cannot be distributed"):
+                compiled("sgd", run_eagerly=True)
+            model = compiled("sgd")
+        if autodist.num_workers > 1:
+            with pytest.raises(CaptureError, match="BackupAndRestore of tf_keras"):
+                model.fit(X, Y, verbose=0, callbacks=[tf_keras.callbacks.BackupAndRestore(Path(folder))])
+
+
+def test_what_cannot_be_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.run(refused, folder=str(tmp_path))

@@ -146,7 +146,8 @@ def masked_losses_of_two_outputs() -> dict[str, Any]:
         )
         targets = {"words": np.roll(TOKENS, 1, axis=1), "total": TOKENS.sum(axis=1, keepdims=True) * 0.1}
         weights = {"words": np.ones([22, 4]) * WEIGHTS[:, None], "total": WEIGHTS}
-        return fitted(model, TOKENS, targets, sample_weight=weights, batch_size=8)
+        values = fitted(model, TOKENS, targets, sample_weight=weights, batch_size=8)
+        return {**values, "evaluated": np.array(model.evaluate(TOKENS, targets, batch_size=8, verbose=0))}
 
     return compare(train)
 
@@ -163,7 +164,7 @@ def sequences_of_any_length() -> dict[str, Any]:
     def train() -> dict[str, Any]:
         model = compiled("adam", network)
         data = tf.data.Dataset.from_tensor_slices((TOKENS, np.roll(TOKENS, 1, axis=1))).batch(8)
-        return fitted(model, data)
+        return fitted(model, data, validation_data=data.take(2))
 
     return compare(train)
 

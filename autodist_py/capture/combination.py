@@ -99,8 +99,13 @@ class Combination:
         raw = {op_of(name) for seam in self._seams for name in whole.nodes[seam].input if not name.startswith("^")}
         self._trains = self._loss_region | whole.dataflow_ancestors(raw, blocked=self._seams)
         self._sources = {op_of(tensor) for tensor in self._rows} | self._random | self._unknown
-        self._layer_calls = [call for call in layer_calls if all(op_of(name) in whole.nodes for name in call.outputs)]
-        self._layers = {tensor: call.inputs for call in self._layer_calls for tensor in call.outputs}
+        self._layers: dict[str, tuple[str, ...]] = {}
+        """What layers that keep examples apart return, and what they are given."""
+        self._inside_layers: set[str] = set()
+        for call in layer_calls:
+            ends = {op_of(tensor) for tensor in call.reads}
+            self._layers |= dict.fromkeys(call.outputs, call.inputs)
+            self._inside_layers |= whole.dataflow_ancestors(map(op_of, call.outputs), blocked=ends) - ends
         assumed = Extent.SUM if item.loss_reduction == "sum" else Extent.MEAN
         self._assumed = {str(parse(tensor)): assumed for tensors in losses for tensor in tensors}
         self._extents: dict[str, tuple[Extent, ...]] = {}
@@ -127,7 +132,6 @@ class Combination:
                 if not tensor.startswith("^") and str(parse(tensor)) in self._of_losses:
                     self.edges[name, index] = self._of_losses[str(parse(tensor))]
         self._note_equal_writes()
-        self._trust_layers()
         self.edges = dict(sorted(self.edges.items()))  # Sets of names have another order in every process.
 
     def _note_equal_writes(self) -> None:
@@ -233,15 +237,6 @@ class Combination:
             return Extent.COUNT if combined == "share" else Extent.SAME
         return self._extent(tensor)
 
-    def _trust_layers(self) -> None:
-        """What a layer computes that keeps examples apart mixes none, though it may look like that."""
-        inside: set[str] = set()
-        for call in self._layer_calls:
-            if call.outputs and all(self._extent(tensor) in (Extent.ROWS, Extent.SAME) for tensor in call.outputs):
-                ends = call.ends & self._graph.nodes.keys()
-                inside |= self._graph.dataflow_ancestors(map(op_of, call.outputs), blocked=ends) - ends
-        self.local = [op for op in self.local if op not in inside]
-
     def _extent(self, tensor: str) -> Extent:
         extent, name = self._known_extent(tensor), str(parse(tensor))
         if extent is not Extent.OTHER:
@@ -288,7 +283,7 @@ class Combination:
     ) -> Extent:
         """The extent of `node`, whose own rule gives `result`, when what it reads is combined where it must be."""
         mixes = result is Extent.ROWS and not set(operands.extents) <= _APART
-        if result is not Extent.OTHER and not mixes:
+        if node.name in self._inside_layers or (result is not Extent.OTHER and not mixes):
             return result
         wanted = [
             _Read(index, tensor, extent)

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist_py.capture import tf_adapter
-from autodist_py.kernel.names import op_of, parse
+from autodist_py.kernel.names import parse
 
 _MODULES = ("keras.src.layers.", "tf_keras.src.layers.")
 _MIX_OR_UNKNOWN = ("batch_normalization", "lambda_layer", "jax_layer", "torch_module_wrapper", "tfsm_layer")
@@ -33,11 +33,6 @@ class LayerCall:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     reads: tuple[str, ...]
-
-    @property
-    def ends(self) -> set[str]:
-        """The ops that its arguments come from: what it computes begins behind them."""
-        return {op_of(tensor) for tensor in self.reads}
 
 
 class LayerRecorder:

@@ -184,4 +184,7 @@ def _num_rows(data: Any) -> int:
 
 def _present(data: Any) -> Any:
     """`data` with None for what Keras's adapters mark as absent."""
+    leaves = tf.nest.flatten(data)
+    if not any(isinstance(leaf, tf.experimental.Optional) for leaf in leaves):
+        return data
     return tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data)

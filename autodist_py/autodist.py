@@ -312,6 +312,7 @@ class AutoDist:
             num_workers=self.num_workers,
             num_replicas=len(self.resources.replica_devices),
             batch=self._capture_options.batch,
+            looks_ahead=self.num_workers > 1 or self._recorder is not None,
             compare=compare,
             take_chiefs=take_chiefs,
         )

@@ -10,7 +10,7 @@ TOLERANCES: Mapping[str, float] = {"float64": 1e-9, "complex128": 1e-9, "float16
 """The largest relative difference that rounding explains, by type; 1e-4 for those not named."""
 
 _ROUNDINGS = 16
-"""How many machine epsilons of the largest value may be left of terms that cancel."""
+"""How many machine epsilons of the values that a tensor is computed from may be left where they cancel."""
 
 
 @dataclass(slots=True)
@@ -46,12 +46,12 @@ class Comparison:
             expected: its value on one device.
             tolerance: the largest relative difference that is none; None: the one of the least precise of its type and
                 `computed_in`.
-            magnitude: the largest value that it may be computed from. What terms of that size leave of one another by
-                rounding is no difference: a gradient that should vanish does not quite.
+            magnitude: the largest value that it may be computed from. A tensor with nothing but what terms of that size
+                leave of one another by rounding is zero: a gradient that should vanish does not quite.
             computed_in: the floating types that it is computed in: of mixed precision, say.
         """
         actual, expected = np.asarray(actual), np.asarray(expected)
-        difference = relative_difference(actual, expected, slack=magnitude * _ROUNDINGS)
+        difference = relative_difference(actual, expected, zero=magnitude * _ROUNDINGS)
         self.differences[name] = max(self.differences.get(name, 0.0), difference)
         types = (expected.dtype.name, *computed_in)
         allowed = max(TOLERANCES.get(name, 1e-4) for name in types) if tolerance is None else tolerance
@@ -72,15 +72,16 @@ class Comparison:
 
 
 def magnitude_of(values: Iterable[np.ndarray]) -> float:
-    """The largest finite value of all floats in `values`."""
-    floats = [value[np.isfinite(value)] for value in values if np.issubdtype(value.dtype, np.floating)]
+    """The largest finite value of all arrays of floats in `values`; scalars may be counts, and say nothing of them."""
+    arrays = [value for value in values if np.issubdtype(value.dtype, np.floating) and value.ndim]
+    floats = [value[np.isfinite(value)] for value in arrays]
     return max((float(np.max(np.abs(value))) for value in floats if value.size), default=0.0)
 
 
-def relative_difference(actual: np.ndarray, expected: np.ndarray, *, slack: float = 0.0) -> float:
+def relative_difference(actual: np.ndarray, expected: np.ndarray, *, zero: float = 0.0) -> float:
     """The largest difference of two arrays, relative to the largest value of the second; infinite if incomparable.
 
-    A difference of up to `slack` machine epsilons is none.
+    Arrays with no value over `zero` machine epsilons are equal.
     """
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         return float("inf")
@@ -95,4 +96,5 @@ def relative_difference(actual: np.ndarray, expected: np.ndarray, *, slack: floa
         return float("inf")
     scale = max(float(np.max(np.abs(expected), where=finite, initial=0.0)), float(np.finfo(expected.dtype).tiny))
     largest = float(np.max(np.abs(actual - expected), where=finite, initial=0.0))
-    return 0.0 if largest <= slack * float(np.finfo(expected.dtype).eps) else largest / scale
+    size = max(scale, float(np.max(np.abs(actual), where=finite, initial=0.0)))
+    return 0.0 if size <= zero * float(np.finfo(expected.dtype).eps) else largest / scale

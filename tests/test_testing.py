@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autodist_py.comparison import Comparison, relative_difference
+from autodist_py.comparison import Comparison, magnitude_of, relative_difference
 
 PREAMBLE = """
 import numpy as np, tensorflow as tf
@@ -95,3 +95,13 @@ def test_what_rounding_leaves_of_terms_that_cancel_is_no_difference():
     assert comparison.first is None
     comparison.note("zero", 1, 3e-12, 0.0, None, magnitude=1.0)
     assert comparison.first == ("zero", 1)
+
+
+def test_small_values_beside_large_ones_are_compared_by_their_own_size():
+    comparison = Comparison()
+    weights, steps = np.array([100.0, -3.0], np.float32), np.array(1e6, np.float32)
+    magnitude = magnitude_of([weights, steps])
+    assert magnitude == 100.0
+    small = np.array([1e-3, 1e-7], np.float32)
+    comparison.note("momentum", 1, small, small * np.float32(1.01), None, magnitude=magnitude)
+    assert comparison.first == ("momentum", 1)

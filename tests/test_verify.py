@@ -55,6 +55,20 @@ with tf.Graph().as_default(), autodist.scope():
 """
 
 
+FIT = """
+import keras, numpy as np
+from autodist_py import AutoDist
+
+autodist = AutoDist(seed=1)
+with autodist.scope():
+    model = keras.Sequential([keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+    model.compile("adam", "mse", metrics=["mae"], jit_compile=False)
+rng = np.random.default_rng(1)
+x, y = rng.normal(size=(22, 3)), rng.normal(size=22)
+model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, validation_data=(x, y))
+"""
+
+
 def verify(script, *options, folder=None):
     if folder is not None:
         path = folder / "train.py"
@@ -81,6 +95,13 @@ def test_a_session_is_compared_and_a_script_may_train_fewer_steps(tmp_path):
 
 
 @pytest.mark.timeout(160)
+def test_fit_is_compared(tmp_path):
+    done = verify(FIT, "--steps", 5, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "equal: 5 steps on one device and on 2 workers" in done.stdout
+    assert "adam/sequential_dense_kernel_momentum" in done.stdout
+
+
 def test_a_dropout_mask_is_the_first_op_to_part(tmp_path):
     script = FUNCTION.format(seed=1, loss="tf.nn.dropout(hidden, 0.5)")
     done = verify(script, "--workers", 1, "--cpus", 2, folder=tmp_path)

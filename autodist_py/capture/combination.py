@@ -241,7 +241,8 @@ class Combination:
         extent, name = self._known_extent(tensor), str(parse(tensor))
         if extent is not Extent.OTHER:
             return extent
-        if name in self._assumed and self._tensor_of(name).shape.is_fully_defined():
+        is_fixed = name in self._assumed and self._tensor_of(name).shape.is_fully_defined()
+        if is_fixed and not self._can_compute_again(op_of(name)):
             return self._assumed[name]  # As the user is told: see `compiler.inexact`.
         inputs = self._layers.get(name)
         apart = inputs and all(self._extent(read) in (Extent.ROWS, Extent.SAME) for read in inputs)

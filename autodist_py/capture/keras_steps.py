@@ -22,6 +22,8 @@ class Workers:
         num_workers: how many there are.
         num_replicas: how many share a batch.
         batch: "global" or "local", as AutoDist says.
+        looks_ahead: whether steps tell who has another batch: where there are several workers, or such a run is
+            compared with this one.
         compare: each worker's value, by rank; every worker calls it.
         take_chiefs: makes variables equal to the chief's; every worker calls it.
     """
@@ -31,6 +33,7 @@ class Workers:
     num_workers: int
     num_replicas: int
     batch: str
+    looks_ahead: bool
     compare: Callable[[bytes], Mapping[int, bytes]]
     take_chiefs: Callable[[Iterable[tf.Variable]], None]
 
@@ -74,7 +77,7 @@ class Ends:
 class Steps:
     """A function of an iterator, as Keras calls it: takes as many batches as Keras wants at once, a step for each.
 
-    With several workers it looks one batch ahead, and each step tells all of them who has another one: with
+    Where it `looks_ahead`, it takes one batch ahead, and each step tells all of them who has another one: with
     `batch="global"` to refuse data of different lengths, with "local" to go on with no examples until all have ended.
 
     Attributes:
@@ -97,11 +100,10 @@ class Steps:
             going_on, rows = tf.reduce_sum(has_next_batch), tf.reduce_sum(tf.ones_like(has_next_batch))
             return step(data), going_on > 0, going_on >= rows, tf.round(rows)
 
-        self._alone = workers.num_workers == 1
         self._step = (
-            workers.distribute(one_step, batched=["data"])
-            if self._alone
-            else workers.distribute(one_step_of_many, batched=["data", "has_next_batch"])
+            workers.distribute(one_step_of_many, batched=["data", "has_next_batch"])
+            if workers.looks_ahead
+            else workers.distribute(one_step, batched=["data"])
         )
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
@@ -127,7 +129,7 @@ class Steps:
         return self._examples
 
     def _next_step(self, iterator: Iterator[Any]) -> Any:
-        if self._alone:
+        if not self._workers.looks_ahead:
             data = _present(next(iterator))
             self._rows.append(_num_rows(data))
             return self._step(data)

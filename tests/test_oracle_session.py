@@ -275,22 +275,22 @@ def test_the_values_that_the_chief_set_are_those_that_are_trained(cluster: Clust
     same(cluster.run(start_from_own_values))
 
 
-def train_from_iterators() -> Values:
-    """Two epochs of an iterator that is initialized for each, beside one that begins by itself; uneven batches."""
+def train_from_iterators(epochs: int) -> Values:
+    """Two iterators that are initialized for each of two epochs, or one that begins by itself; uneven batches."""
     results = []
     with AutoDist() as autodist:
         for compiled in (False, True):
             with tf.Graph().as_default() as graph:
                 if compiled:
                     with autodist.scope():
-                        again, loss = _graph_of_iterators()
+                        again, loss = _graph_of_iterators(one_shot=epochs == 1)
                     session = autodist.create_distributed_session()
                 else:
-                    again, loss = _graph_of_iterators()
+                    again, loss = _graph_of_iterators(one_shot=epochs == 1)
                     session = tf.compat.v1.Session(graph=graph)
                 session.run("initialize")
                 losses = []
-                for _ in range(2):
+                for _ in range(epochs):
                     session.run(again)
                     with pytest.raises(tf.errors.OutOfRangeError):
                         while True:
@@ -298,26 +298,33 @@ def train_from_iterators() -> Values:
                 results.append((losses, session_values(graph, session)))
                 session.close()
     (wanted_losses, wanted), (losses, values) = results
-    assert len(losses) == 6
+    assert len(losses) == 3 * epochs
     assert_close(np.array(losses), np.array(wanted_losses), "the losses")
     for name, value in wanted.items():
         assert_close(values[name], value, f"variable '{name}'")
     return values
 
 
-def _graph_of_iterators() -> tuple[tf.Operation, tf.Tensor]:
+def _graph_of_iterators(*, one_shot: bool) -> tuple[tf.Operation, tf.Tensor]:
     rng = np.random.default_rng(5)
     rows = [rng.normal(size=(13, *feed.shape[1:])) for feed in placeholders("dense")]
-    first = tf.compat.v1.data.make_initializable_iterator(tf.data.Dataset.from_tensor_slices(tuple(rows)).batch(5))
-    # The second one's elements are equal: whether one is taken in the step that has no data is not said.
-    second = tf.compat.v1.data.make_one_shot_iterator(tf.data.Dataset.from_tensors(np.float64(0.7)).repeat())
+    data = tf.data.Dataset.from_tensor_slices(tuple(rows)).batch(5)
+    if one_shot:
+        first, scale, again = tf.compat.v1.data.make_one_shot_iterator(data), 1.0, tf.no_op()
+    else:
+        first = tf.compat.v1.data.make_initializable_iterator(data)
+        # The second one's elements are equal: whether one is taken in the step that has no data is not said. It is
+        # initialized again as well, because TensorFlow may end an iterator for ever when a step that reads it fails.
+        second = tf.compat.v1.data.make_initializable_iterator(tf.data.Dataset.from_tensors(np.float64(0.7)).repeat())
+        scale, again = second.get_next(), tf.group(first.initializer, second.initializer)
     weights = graph_weights("dense")
     *features, targets = first.get_next()
-    loss = squared_error(predict(weights, features), targets) * second.get_next()
+    loss = squared_error(predict(weights, features), targets) * scale
     tf.compat.v1.train.MomentumOptimizer(0.01, 0.9).minimize(loss, name="train")
     tf.group(tf.compat.v1.global_variables_initializer(), name="initialize")
-    return first.initializer, loss
+    return again, loss
 
 
-def test_iterators_of_a_graph_are_shared_out_and_begin_anew_when_initialized(cluster: Cluster):
-    same(cluster.run(train_from_iterators))
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_iterators_of_a_graph_are_shared_out_and_begin_anew_when_initialized(cluster: Cluster, epochs: int):
+    same(cluster.run(train_from_iterators, epochs=epochs))

@@ -141,6 +141,8 @@ def evaluation_and_prediction_see_what_was_trained() -> dict[str, Any]:
         values = fitted(model, X, Y, batch_size=8)
         values["evaluated"] = np.array(model.evaluate(X, Y, batch_size=8, verbose=0))
         values["predicted"] = model.predict(X, batch_size=8, verbose=0)
+        values["tested batch"] = np.array(model.test_on_batch(X[:5], Y[:5], sample_weight=WEIGHTS[:5]))
+        values["predicted batch"] = model.predict_on_batch(X[:5])
         return values
 
     return compare(train)
@@ -185,16 +187,17 @@ def files_of(folder: str) -> None:
         callbacks = [
             keras.callbacks.ModelCheckpoint(written / "{epoch}.weights.h5", save_weights_only=True),
             keras.callbacks.CSVLogger(written / "log.csv"),
+            keras.callbacks.TensorBoard(written / "board", update_freq="batch"),
         ]
         written.mkdir()
         model.fit(X, Y, epochs=2, verbose=0, callbacks=callbacks)
-        assert len(callbacks) == 2
+        assert len(callbacks) == 3
 
 
 def test_callbacks_that_write_files_run_on_the_chief(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run(files_of, folder=str(tmp_path))
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
-    assert files == {"0/1.weights.h5", "0/2.weights.h5", "0/log.csv"}
+    assert files == {"0/1.weights.h5", "0/2.weights.h5", "0/log.csv", "0/board"}
 
 
 def restoring(folder: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`fit` of models with state, masks, and training steps of their own, as on one device."""
 
 import itertools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -301,6 +302,21 @@ def weights_written_between_batches() -> dict[str, Any]:
     return compare(train)
 
 
+def weighted_mean(y_true: Any, y_pred: Any) -> Any:
+    """A loss with a normalizer of its own, which no weight of the model changes."""
+    weights = tf.abs(tf.cast(y_true, y_pred.dtype))
+    return tf.reduce_sum(weights * tf.square(y_pred[:, 0] - 1.0)) / (1.0 + tf.reduce_sum(weights))
+
+
+def a_loss_with_a_normalizer_of_its_own() -> dict[str, Any]:
+    def train() -> dict[str, Any]:
+        model = compiled("sgd", metrics=None)
+        model.compile("sgd", weighted_mean, jit_compile=False)
+        return fitted(model, X, Y, batch_size=8)
+
+    return compare(train)
+
+
 CASES = [
     masked_losses_of_two_outputs,
     sequences_of_any_length,
@@ -309,12 +325,62 @@ CASES = [
     a_loss_that_becomes_nan,
     constraints_and_regularizers_and_added_losses,
     weights_written_between_batches,
+    a_loss_with_a_normalizer_of_its_own,
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.replace("_", "-"))
 def test_fit_does_what_it_does_on_one_device(cluster: Cluster, case: Callable[[], dict[str, Any]]) -> None:
     same(cluster.run(case))
+
+
+def single_precision() -> dict[str, Any]:
+    def train() -> dict[str, Any]:
+        keras.config.set_floatx("float32")
+        keras.utils.set_random_seed(11)
+        model = keras.Sequential([keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"], jit_compile=False)
+        return fitted(model, X.astype(np.float32), Y, batch_size=8)
+
+    try:
+        return compare(train, tolerance=1e-4)
+    finally:
+        keras.config.set_floatx("float64")
+
+
+def test_single_precision_is_exact_to_its_rounding(cluster: Cluster) -> None:
+    same(cluster.run(single_precision))
+
+
+def normalized_by_what_is_learnt(y_true: Any, y_pred: Any) -> Any:
+    return tf.reduce_sum(tf.square(y_pred[:, 0] - 1.0)) / tf.reduce_sum(tf.square(y_pred))
+
+
+def a_loss_normalized_by_what_is_learnt() -> list[str]:
+    """What is said of it."""
+
+    class Notes(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    said: list[str] = []
+    notes = Notes()
+    logging.getLogger("autodist_py").addHandler(notes)
+    try:
+        with AutoDist() as autodist, autodist.scope():
+            model = compiled("sgd", metrics=None)
+            model.compile("sgd", normalized_by_what_is_learnt, jit_compile=False)
+            model.fit(X, Y, batch_size=8, verbose=0)
+    finally:
+        logging.getLogger("autodist_py").removeHandler(notes)
+    return said
+
+
+def test_a_loss_that_is_no_mean_is_warned_of(cluster: Cluster) -> None:
+    chief, *others = cluster.run(a_loss_normalized_by_what_is_learnt)
+    assert any("neither a sum nor a mean over examples" in text for text in chief), chief
+    assert not any(others)  # Once is enough.
 
 
 def mixed(policy: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -118,7 +119,8 @@ class AutoDist:
         self._compiler = Compiler(
             self._name, self._cluster, self.resources, builder, options, observers, settings.checked_steps
         )
-        self._functions: list[DistributedFunction] = []
+        self._functions: weakref.WeakSet[DistributedFunction] = weakref.WeakSet()
+        self._function_numbers = itertools.count()
         self._scope: GraphScope | None = None
         self._session: DistributedSession | None = None
         self._closed = False
@@ -166,17 +168,17 @@ class AutoDist:
         step = DistributedFunction(
             function,
             partial(self._compile, together=together),
-            name=f"{self._name}/function-{len(self._functions)}",
+            name=f"{self._name}/function-{next(self._function_numbers)}",
             options=self._capture_options,
             batched=batched,
         )
-        self._functions.append(step)
+        self._functions.add(step)
         return step
 
     def shard(self, dataset: tf.data.Dataset, policy: str = "auto") -> tf.data.Dataset:
         """This worker's part of `dataset`, for data too large for every worker to read all: with `batch="local"`.
 
-        A step then trains on the batches of all workers together. The log says what each worker reads.
+        A step then trains on the batches of all workers together.
 
         Args:
             dataset: the same on every worker, in the same order; its batches are a worker's.
@@ -347,7 +349,10 @@ class AutoDist:
 
     def _require_open(self, what: str) -> None:
         if self._closed:
-            raise AutoDistError(f"{what} was used after this AutoDist was closed; make a new one")
+            raise AutoDistError(
+                f"{what} was used after this AutoDist was closed; make a new one (and compile Keras models again, in "
+                "its scope, or outside of it to train them on one device)"
+            )
 
 
 def require_same_arguments(everyone: Mapping[int, bytes]) -> None:

@@ -32,17 +32,32 @@ class ThroughputLogger(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """See keras.callbacks.Callback."""
-        self._marks = [self._now()]
+        self._begin = self._end = time.perf_counter()
+        self._before = self._hooked.examples
+        self._num_batches = 0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """See keras.callbacks.Callback."""
-        self._marks = [*self._marks[:2], self._now()]  # The beginning, the end of the first step, and of the last.
+        self._end = time.perf_counter()
+        self._num_batches += 1
+        if self._num_batches == 1:
+            self._first_end, self._first = self._end, self._hooked.examples
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """See keras.callbacks.Callback."""
-        if logs is not None and len(self._marks) > 1:
-            (begin, before), (end, after) = self._marks[-2:]
-            logs["examples_per_second"] = (after - before) / (end - begin)
+        if logs is not None and self._num_batches:
+            begin, before = (self._begin, self._before) if self._num_batches == 1 else (self._first_end, self._first)
+            logs["examples_per_second"] = (self._hooked.examples - before) / (self._end - begin)
 
-    def _now(self) -> tuple[float, int]:
-        return time.perf_counter(), self._hooked.examples
+    # What tf_keras asks of a callback beside what Keras 3 does.
+
+    _supports_tf_logs = False
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return True
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False

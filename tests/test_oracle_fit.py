@@ -1,5 +1,6 @@
 """`fit` of a Keras model compiled in `scope()` does what it does on one device: weights, optimizer state, history."""
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,17 @@ def a_dataset_without_an_end() -> dict[str, Any]:
     def train() -> dict[str, Any]:
         data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(22, seed=5).batch(8).repeat()
         return fitted(compiled("sgd"), data, steps_per_epoch=4)
+
+    return compare(train)
+
+
+def several_steps_of_data_of_unknown_length() -> dict[str, Any]:
+    def train() -> dict[str, Any]:
+        model = compiled("sgd", steps_per_execution=2)
+        # Plain Keras counts an iteration too many at such an end: fit and its oracle are told the number of steps.
+        values = fitted(model, tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).repeat(2), steps_per_epoch=3)
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(5).filter(lambda x, y: True)
+        return {**values, "evaluated": np.array(model.evaluate(data, verbose=0))}
 
     return compare(train)
 
@@ -151,6 +163,7 @@ def evaluation_and_prediction_see_what_was_trained() -> dict[str, Any]:
 CASES = [
     class_weights_and_several_steps_at_once,
     a_dataset_without_an_end,
+    several_steps_of_data_of_unknown_length,
     generated_batches,
     two_inputs_and_two_outputs,
     a_training_step_of_its_own,
@@ -180,24 +193,40 @@ def test_callbacks_stop_all_workers_at_one_step_and_set_their_learning_rates(clu
     assert len(values["history of loss"]) == 2
 
 
+class Fitting(keras.Sequential):
+    """Has a fit of its own, which takes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__([keras.layers.Dense(3)])
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        return super().fit(*args, **kwargs)
+
+
 def files_of(folder: str) -> None:
     with AutoDist() as autodist, autodist.scope():
         model = compiled("sgd")
         written = Path(folder) / str(autodist.rank)
         callbacks = [
             keras.callbacks.ModelCheckpoint(written / "{epoch}.weights.h5", save_weights_only=True),
-            keras.callbacks.CSVLogger(written / "log.csv"),
+            [keras.callbacks.CSVLogger(written / "log.csv")],
             keras.callbacks.TensorBoard(written / "board", update_freq="batch"),
         ]
         written.mkdir()
         model.fit(X, Y, epochs=2, verbose=0, callbacks=callbacks)
         assert len(callbacks) == 3
+        own = compiled("sgd", Fitting)
+        own.fit(X, Y, verbose=0, callbacks=keras.callbacks.CSVLogger(written / "own.csv"))
+        own.evaluate(X, Y, verbose=0, callbacks=[keras.callbacks.TensorBoard(written / "tested")])
+        if autodist.num_workers > 1:
+            with pytest.raises(CaptureError, match="given as a list, not as a CallbackList"):
+                own.fit(X, Y, verbose=0, callbacks=keras.callbacks.CallbackList(model=own))
 
 
 def test_callbacks_that_write_files_run_on_the_chief(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run(files_of, folder=str(tmp_path))
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
-    assert files == {"0/1.weights.h5", "0/2.weights.h5", "0/log.csv", "0/board"}
+    assert files == {"0/1.weights.h5", "0/2.weights.h5", "0/log.csv", "0/board", "0/own.csv", "0/tested"}
 
 
 def restoring(folder: str) -> dict[str, Any]:
@@ -271,6 +300,51 @@ def test_data_that_end_early_on_one_worker_are_refused_at_once(
             assert seconds < 10
 
 
+def data_that_differ_late() -> str:
+    """From the 15th step on, workers but the chief have other rows."""
+    with AutoDist() as autodist, autodist.scope():
+        model = compiled("sgd")
+
+        def rows(step: Any, x: Any) -> Any:
+            return tf.where((step >= 14) & (autodist.rank > 0), -x, x), tf.zeros([8], tf.int64)
+
+        data = tf.data.Dataset.from_tensors(X[:8]).repeat(30).enumerate().map(rows)
+        try:
+            model.fit(data, verbose=0)
+        except AutoDistError as error:
+            return str(error)
+        return "no error"
+
+
+def test_data_that_differ_late_are_refused(cluster: Cluster) -> None:
+    for said in cluster.run(data_that_differ_late):
+        expected = "the same global batch, but the batches of" if cluster.shape.num_workers > 1 else "no error"
+        assert expected in said
+
+
+def evaluated_by_the_chief_alone() -> str:
+    with AutoDist() as autodist, autodist.scope():
+        model = compiled("sgd")
+
+        def evaluate(epoch: int, logs: Any) -> None:
+            if autodist.is_chief:
+                model.evaluate(X, Y, verbose=0)
+
+        try:
+            model.fit(X, Y, epochs=3, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=evaluate)])
+        except AutoDistError as error:
+            return str(error)
+        return "no error"
+
+
+def test_what_one_worker_does_alone_is_refused(cluster: Cluster) -> None:
+    for said in cluster.run(evaluated_by_the_chief_alone):
+        expected = (
+            r"begins to train '.*', while the chief begins to test" if cluster.shape.num_workers > 1 else "no error"
+        )
+        assert re.search(expected, said), said
+
+
 PARTS = (X[:10], X[10:16], X[16:22])
 
 
@@ -295,8 +369,17 @@ def parts_of_other_lengths() -> dict[str, Any]:
             # Else plain Keras counts an iteration of the optimizer more per epoch: it runs beside the read that fails.
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(len(data)))
             model = compiled("adam")
-            values = fitted(model, dataset)
+
+            class Writing(keras.callbacks.Callback):
+                """Sets the rate and weights after each batch, also where a worker has no data."""
+
+                def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                    model.optimizer.learning_rate = 0.05 / (2 + batch)
+                    model.layers[0].kernel.assign(model.layers[0].kernel * 0.9)
+
+            values = fitted(model, dataset, validation_data=dataset.take(2), callbacks=[Writing()])
             values["evaluated"] = np.array(model.evaluate(dataset, verbose=0))
+            values |= {f"{name}, again": value for name, value in fitted(model, dataset, steps_per_epoch=1).items()}
             return values
 
         expected = train(union)

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from autodist_py import AutoDist, CaptureError
+from autodist_py.keras import ThroughputLogger
 from tests.cluster_pool import THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, Cluster
 from tests.cluster_pool import same_on_all_workers as same
 from tests.fit_oracle import TOLERANCE, VALIDATION, WEIGHTS, X, Y, named
@@ -91,12 +92,22 @@ def rates_and_stopping() -> dict[str, Any]:
     return fitted(compiled("sgd"), X, Y, epochs=6, validation_data=VALIDATION, callbacks=callbacks)
 
 
+def operations_as_layers() -> dict[str, Any]:
+    def network() -> tf_keras.Model:
+        inputs = tf_keras.Input([6])
+        centred = inputs - tf.reduce_mean(inputs, axis=0)
+        return tf_keras.Model(inputs, tf_keras.layers.Dense(3)(tf_keras.layers.Dense(4, activation="tanh")(centred)))
+
+    return fitted(compiled("sgd", network), X, Y)
+
+
 CASES = [
     weights_and_validation,
     several_steps_at_once,
     a_training_step_of_its_own,
     a_dataset_and_batches_by_hand,
     rates_and_stopping,
+    operations_as_layers,
 ]
 
 
@@ -124,6 +135,8 @@ def refused(folder: str) -> None:
             with pytest.raises(CaptureError, match=r"compile\(run_eagerly=True\) cannot be distributed"):
                 compiled("sgd", run_eagerly=True)
             model = compiled("sgd")
+        history = model.fit(X, Y, verbose=0, callbacks=[ThroughputLogger()]).history
+        assert history["examples_per_second"][0] > 0
         if autodist.num_workers > 1:
             with pytest.raises(CaptureError, match="BackupAndRestore of tf_keras"):
                 model.fit(X, Y, verbose=0, callbacks=[tf_keras.callbacks.BackupAndRestore(Path(folder))])

@@ -317,6 +317,66 @@ def a_loss_with_a_normalizer_of_its_own() -> dict[str, Any]:
     return compare(train)
 
 
+class Centred(keras.Model):
+    """Gives layers what is computed of the whole batch, and rows that are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(3)
+        self.centre = keras.layers.Activation(lambda x: x - tf.reduce_mean(x, axis=0))
+
+    def call(self, x: Any) -> Any:
+        mean = tf.reduce_mean(x, axis=0, keepdims=True)
+        return self.out(self.hidden(keras.layers.Subtract()([self.centre(x * x), mean])))
+
+
+def layers_that_are_given_statistics() -> dict[str, Any]:
+    return compare(lambda: fitted(compiled("sgd", Centred), X, Y, batch_size=8))
+
+
+def sums_with_regularizers() -> dict[str, Any]:
+    def train() -> dict[str, Any]:
+        keras.utils.set_random_seed(11)
+        model = keras.Sequential(
+            [
+                keras.layers.Dense(5, kernel_regularizer="l2"),
+                keras.layers.Dense(1, bias_regularizer="l1"),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.01), keras.losses.MeanSquaredError(reduction="sum"), jit_compile=False)
+        return fitted(model, X, WEIGHTS[:, None], batch_size=8)
+
+    return compare(train)
+
+
+class Halving(keras.Sequential):
+    """A step that is a tf.function, with a branch on a tensor."""
+
+    @tf.function
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y, *_ = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x))
+        gradients = [self.halved(one) for one in tape.gradient(loss, self.trainable_variables)]
+        self.optimizer.apply(gradients, self.trainable_variables)
+        if loss > 1.0:
+            loss = loss * 2.0
+        return {"loss": loss}
+
+    @tf.function
+    def halved(self, gradient: Any) -> Any:
+        if tf.reduce_max(tf.abs(gradient)) > 0.1:
+            return gradient * 0.5
+        return gradient
+
+
+def a_step_that_branches() -> dict[str, Any]:
+    def network() -> keras.Model:
+        return Halving([keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(3)])
+
+    return compare(lambda: fitted(compiled("sgd", network, metrics=None), X, Y, batch_size=8))
+
+
 CASES = [
     masked_losses_of_two_outputs,
     sequences_of_any_length,
@@ -326,6 +386,9 @@ CASES = [
     constraints_and_regularizers_and_added_losses,
     weights_written_between_batches,
     a_loss_with_a_normalizer_of_its_own,
+    layers_that_are_given_statistics,
+    sums_with_regularizers,
+    a_step_that_branches,
 ]
 
 

@@ -99,13 +99,15 @@ class Combination:
         raw = {op_of(name) for seam in self._seams for name in whole.nodes[seam].input if not name.startswith("^")}
         self._trains = self._loss_region | whole.dataflow_ancestors(raw, blocked=self._seams)
         self._sources = {op_of(tensor) for tensor in self._rows} | self._random | self._unknown
-        self._layers: dict[str, tuple[str, ...]] = {}
-        """What layers that keep examples apart return, and what they are given."""
-        self._inside_layers: set[str] = set()
+        self._layers: dict[str, LayerCall] = {}
+        """The calls of layers whose results these tensors are."""
+        self._inside: dict[str, LayerCall] = {}
+        """The calls of layers that these ops are a part of."""
         for call in layer_calls:
             ends = {op_of(tensor) for tensor in call.reads}
-            self._layers |= dict.fromkeys(call.outputs, call.inputs)
-            self._inside_layers |= whole.dataflow_ancestors(map(op_of, call.outputs), blocked=ends) - ends
+            self._layers |= dict.fromkeys(call.outputs, call)
+            parts = whole.dataflow_ancestors(map(op_of, call.outputs), blocked=ends) - ends
+            self._inside |= dict.fromkeys(parts, call)
         assumed = Extent.SUM if item.loss_reduction == "sum" else Extent.MEAN
         self._assumed = {str(parse(tensor)): assumed for tensors in losses for tensor in tensors}
         self._extents: dict[str, tuple[Extent, ...]] = {}
@@ -244,9 +246,11 @@ class Combination:
         is_fixed = name in self._assumed and self._tensor_of(name).shape.is_fully_defined()
         if is_fixed and not self._can_compute_again(op_of(name)):
             return self._assumed[name]  # As the user is told: see `compiler.inexact`.
-        inputs = self._layers.get(name)
-        apart = inputs and all(self._extent(read) in (Extent.ROWS, Extent.SAME) for read in inputs)
-        return Extent.ROWS if apart else extent
+        return Extent.ROWS if self._keeps_apart(self._layers.get(name)) else extent
+
+    def _keeps_apart(self, call: LayerCall | None) -> bool:
+        """Whether a layer keeps examples apart, as it does if what it is given does."""
+        return call is not None and all(self._extent(read) in (Extent.ROWS, Extent.SAME) for read in call.reads)
 
     def _known_extent(self, tensor: str) -> Extent:
         """The extent of `tensor`, as far as its graph shows."""
@@ -284,7 +288,9 @@ class Combination:
     ) -> Extent:
         """The extent of `node`, whose own rule gives `result`, when what it reads is combined where it must be."""
         mixes = result is Extent.ROWS and not set(operands.extents) <= _APART
-        if node.name in self._inside_layers or (result is not Extent.OTHER and not mixes):
+        if result is not Extent.OTHER and not mixes:
+            return result
+        if self._keeps_apart(self._inside.get(node.name)):
             return result
         wanted = [
             _Read(index, tensor, extent)

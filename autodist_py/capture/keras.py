@@ -8,24 +8,30 @@ alike.
 import functools
 import importlib
 import inspect
+import itertools
 import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from autodist_py.capture import tf_adapter
-from autodist_py.capture.keras_steps import Ends, Steps, Workers
+from autodist_py.capture.keras_steps import Ends, Steps, Workers, endless
 from autodist_py.proto.errors import CaptureError
 
+Change = Callable[[Any], Any]
+"""What becomes of an argument."""
+
 _LEGACY = "tf_keras"
-_OVERRIDDEN = ("compile", "fit", "make_test_function", "make_train_function")
-_WRITE_FILES = ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "TensorBoard")
-"""Callbacks that are the chief's alone: all workers would write the same files."""
+_OVERRIDDEN = ("compile", "evaluate", "fit", "predict")
+_FUNCTIONS = ("make_train_function", "make_test_function")
+_WRITE_FILES = ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "RemoteMonitor", "TensorBoard")
+"""Callbacks that are the chief's alone: all workers would write the same files, or send the same messages."""
 
 
 @contextmanager
@@ -36,15 +42,17 @@ def compiled_models(workers: Workers) -> Iterator[None]:
         modules.append(importlib.import_module(_LEGACY))
     with ExitStack() as stack:
         for keras in modules:
-            stack.enter_context(tf_adapter.patched(keras.Model, "compile", _hooking(keras, workers)))
-            stack.enter_context(tf_adapter.patched(keras.Model, "fit", _checking(keras)))
+            # Where they are defined: Keras asks whether a class has a compile of its own.
+            for name, patch in (("compile", _hooking(keras, workers)), ("fit", _checking(keras))):
+                owner = next(each for each in keras.Model.__mro__ if name in vars(each))
+                stack.enter_context(tf_adapter.patched(owner, name, patch))
         yield
 
 
 def hooked(model: Any) -> "HookedModel | None":
     """What makes `model` train on all workers; None where it trains on one device."""
-    override = vars(model).get("make_train_function")
-    return override.__self__ if override is not None else None
+    found = getattr(vars(model).get("compile"), "__self__", None)
+    return found if isinstance(found, HookedModel) else None
 
 
 def _hooking(keras: Any, workers: Workers) -> Callable[..., None]:
@@ -55,13 +63,6 @@ def _hooking(keras: Any, workers: Workers) -> Callable[..., None]:
         given = inspect.signature(original).bind(model, *args, **options).arguments
         _require_compilable(keras, given)
         original(model, *args, **options)
-        if _has_own_train_function(keras, model):
-            warnings.warn(
-                f"{type(model).__name__} has a make_train_function of its own, which is used: what it makes is not "
-                "distributed. Override train_step instead",
-                stacklevel=2,
-            )
-            return
         HookedModel(keras, model, workers).hook()
 
     return compile
@@ -73,7 +74,7 @@ def _checking(keras: Any) -> Callable[..., Any]:
     @functools.wraps(original)
     def fit(model: Any, *args: Any, **options: Any) -> Any:
         is_compiled = getattr(model, "compiled", None) or getattr(model, "_is_compiled", False)
-        if is_compiled and hooked(model) is None and not _has_own_train_function(keras, model):
+        if is_compiled and hooked(model) is None:
             raise CaptureError(
                 f"'{model.name}' is fitted in scope() and was compiled outside of it, so that every worker would train "
                 "it by itself; compile it in scope()"
@@ -83,10 +84,6 @@ def _checking(keras: Any) -> Callable[..., Any]:
     return fit
 
 
-def _has_own_train_function(keras: Any, model: Any) -> bool:
-    return type(model).make_train_function is not keras.Model.make_train_function
-
-
 def _require_compilable(keras: Any, options: dict[str, Any]) -> None:
     if keras.backend.backend() != "tensorflow":
         raise CaptureError(
@@ -94,7 +91,7 @@ def _require_compilable(keras: Any, options: dict[str, Any]) -> None:
             "distributes TensorFlow graphs, so set KERAS_BACKEND=tensorflow before Keras is imported"
         )
     for name, why in (("run_eagerly", "a step must be a graph"), ("jit_compile", "XLA does not run collectives")):
-        if options.get(name) is True:
+        if options.get(name) not in (None, False, "auto"):
             raise CaptureError(
                 f"compile({name}=True) cannot be distributed: {why}. Leave {name} out in scope(), or compile outside "
                 "of it to train on one device"
@@ -106,46 +103,91 @@ class HookedModel:
 
     def __init__(self, keras: Any, model: Any, workers: Workers):
         self._keras, self._model, self._workers = keras, model, workers
-        self._fit_signature = inspect.signature(type(model).fit)
         self._ends = Ends(model.name)
-        self._train_steps: Steps | None = None
+        self._steps: dict[str, Steps] = {}
+        self._goes_on_empty: dict[str, bool] = {}
 
     def hook(self) -> None:
-        """Let the model use our steps."""
-        for name in _OVERRIDDEN:
-            vars(self._model)[name] = getattr(self, name)
+        """Let the model use our steps, but for those that it makes by itself."""
+        overrides = {name: getattr(self, name) for name in _OVERRIDDEN}
+        for name in _FUNCTIONS:
+            if getattr(type(self._model), name) is getattr(self._keras.Model, name):
+                overrides[name] = getattr(self, name)
+            else:
+                warnings.warn(
+                    f"{type(self._model).__name__} has a {name} of its own, which is used: what it makes is not "
+                    f"distributed. Override {name.split('_')[1]}_step instead",
+                    stacklevel=4,
+                )
+        vars(self._model).update(overrides)
 
     @property
     def examples(self) -> int:
         """How many examples it was trained on since it was compiled, over all workers."""
-        return 0 if self._train_steps is None else self._train_steps.examples
+        return self._steps["train"].examples if "train" in self._steps else 0
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Keras's own: a model that is compiled again outside of scope() trains on one device again."""
-        for name in _OVERRIDDEN:
-            vars(self._model).pop(name, None)
-        self._model.compile(*args, **options)
+        overrides = {name: vars(self._model).pop(name, None) for name in (*_OVERRIDDEN, *_FUNCTIONS)}
+        try:
+            self._model.compile(*args, **options)
+        except Exception:  # It is no other model than before.
+            vars(self._model).update({name: override for name, override in overrides.items() if override is not None})
+            raise
 
     def fit(self, *args: Any, **options: Any) -> Any:
         """Keras's own, with callbacks that write files on the chief only.
 
         Raises:
             CaptureError: a callback that cannot run on several workers.
-            ClusterError: the data end earlier on some workers than on others.
+            ClusterError: the data end earlier on some workers than on others, or differ.
         """
-        given = self._fit_signature.bind(self._model, *args, **options)
-        callbacks = given.arguments.get("callbacks")
-        if self._workers.num_workers > 1 and isinstance(callbacks, list | tuple):
-            given.arguments["callbacks"] = self._callbacks_here(callbacks)
-        history = type(self._model).fit(*given.args, **given.kwargs)
-        self._ends.require_together()
-        return history
+        changes: dict[str, Change] = {
+            "callbacks": self._callbacks_here,
+            "x": partial(self._data_of, "train"),
+            "validation_data": partial(self._data_of, "test"),
+        }
+        return self._run("fit", args, options, changes)
 
-    def _callbacks_here(self, callbacks: Sequence[Any]) -> list[Any]:
+    def evaluate(self, *args: Any, **options: Any) -> Any:
+        """As `fit`."""
+        is_of_fit = options.get("_use_cached_eval_dataset", False)
+        changes: dict[str, Change] = {"callbacks": self._callbacks_here, "x": partial(self._data_of, "test")}
+        return self._run("evaluate", args, options, {} if is_of_fit else changes)
+
+    def predict(self, *args: Any, **options: Any) -> Any:
+        """Keras's own, with callbacks that write files on the chief only."""
+        return self._run("predict", args, options, {"callbacks": self._callbacks_here})
+
+    def _run(self, method: str, args: Sequence[Any], options: dict[str, Any], changes: Mapping[str, Change]) -> Any:
+        """What the model's own `method` returns, when arguments are given as `changes` makes them, by name."""
+        if self._workers.num_workers > 1:
+            names = [*inspect.signature(getattr(self._keras.Model, method)).parameters][1:]
+            args = [
+                changes.get(name or "", _unchanged)(value)
+                for name, value in itertools.zip_longest(names[: len(args)], args)
+            ]
+            options = {name: changes.get(name, _unchanged)(value) for name, value in options.items()}
+        result = getattr(type(self._model), method)(self._model, *args, **options)
+        self._ends.require_same()
+        if not any(self._goes_on_empty.values()):
+            self._ends.require_together()
+        return result
+
+    def _data_of(self, kind: str, data: Any) -> Any:
+        """`data` for training or testing: each worker's own dataset goes on empty until those of all have ended."""
+        self._goes_on_empty[kind] = self._workers.batch == "local" and isinstance(data, tf.data.Dataset)
+        return endless(data) if self._goes_on_empty[kind] else data
+
+    def _callbacks_here(self, callbacks: Any) -> Any:
         """Those of the user's callbacks that run on this worker, and what shares what one of them restores."""
-        writing = tuple(getattr(self._keras.callbacks, name) for name in _WRITE_FILES)
+        if isinstance(callbacks, self._keras.callbacks.CallbackList):
+            raise CaptureError("with several workers callbacks are given as a list, not as a CallbackList")
+        writing = tuple(
+            getattr(self._keras.callbacks, name) for name in _WRITE_FILES if hasattr(self._keras.callbacks, name)
+        )
         here = []
-        for callback in callbacks:
+        for callback in tf.nest.flatten(callbacks) if callbacks else []:
             if self._workers.rank == 0 or not isinstance(callback, writing):
                 here.append(callback)
             if isinstance(callback, self._keras.callbacks.BackupAndRestore):
@@ -170,24 +212,55 @@ class HookedModel:
         """In the place of `keras.Model.make_train_function`."""
         model = self._model
         if model.train_function is None or force:
-            model.train_function = self._train_steps = self._steps(model.train_step, "_train_counter")
+            model.train_function = self._steps_of("train", model.train_step)
         return model.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
         """In the place of `keras.Model.make_test_function`."""
         model = self._model
         if model.test_function is None or force:
-            model.test_function = self._steps(model.test_step, "_test_counter")
+            model.test_function = self._steps_of("test", model.test_step)
         return model.test_function
 
-    def _steps(self, step: Callable[[Any], Any], counter: str) -> Steps:
+    def _steps_of(self, kind: str, step: Callable[[Any], Any]) -> Steps:
+        self._require_distributable()
         step = tf.autograph.experimental.do_not_convert(step)  # As Keras calls it.
-        if self._keras.__name__ != _LEGACY:
-            return Steps(step, self._workers, self._ends, lambda: self._model.steps_per_execution)
+        model = self._model
+        if self._keras.__name__ == _LEGACY:
+            own_step, counter = step, getattr(model, f"_{kind}_counter")
 
-        def counted(data: Any) -> Any:
-            results = step(data)
-            getattr(self._model, counter).assign_add(1)
-            return results
+            def step(data: Any) -> Any:
+                results = own_step(data)
+                counter.assign_add(1)
+                return results
 
-        return Steps(counted, self._workers, self._ends, lambda: int(self._model._steps_per_execution))
+        self._steps[kind] = Steps(
+            step,
+            self._workers,
+            self._ends,
+            name=f"to {kind} '{model.name}'",
+            num_steps=lambda: int(
+                model._steps_per_execution if self._keras.__name__ == _LEGACY else model.steps_per_execution
+            ),
+            goes_on_empty=lambda: self._goes_on_empty.get(kind, False),
+        )
+        return self._steps[kind]
+
+    def _require_distributable(self) -> None:
+        model = self._model
+        if model.run_eagerly:
+            raise CaptureError(
+                f"'{model.name}' is set to run eagerly, and a step that is distributed must be a graph. Leave "
+                "run_eagerly out, or compile the model outside of scope() to train it on one device"
+            )
+        recurrent = (layer for layer in model._flatten_layers() if isinstance(layer, self._keras.layers.RNN))
+        stateful = [layer.name for layer in recurrent if layer.stateful]
+        if stateful and self._workers.num_replicas > 1:
+            raise CaptureError(
+                f"layer '{stateful[0]}' is stateful: it keeps a row for each example of a batch, and the batch is "
+                "shared out among replicas. Use stateful=False, or compile the model outside of scope()"
+            )
+
+
+def _unchanged(value: Any) -> Any:
+    return value

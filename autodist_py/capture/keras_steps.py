@@ -1,5 +1,7 @@
 """The steps of `fit` and `evaluate`: batch after batch of Keras's iterators, until all workers are at their end."""
 
+import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -7,9 +9,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from autodist_py.proto.errors import ClusterError
+from autodist_py.proto.errors import CaptureError, ClusterError
+from autodist_py.runtime.input_check import SAME_DATA_ADVICE
 
 _END = object()
+_HASHED_ROWS = 16
+_HASHES = 4096
+"""How many digests there are: as float32, their sum over 4,096 rows is exact."""
+_FOLDED_STEPS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +46,34 @@ class Workers:
 
 
 class Ends:
-    """Whether the workers' data end together: one device's data end once.
+    """Whether the workers' data are the same, and end together, as one device's would.
 
-    Attributes:
-        others_go_on: whether some worker has another batch, as of the last step.
+    What a step says of it is looked at before the next one: nobody waits for it.
     """
 
     def __init__(self, name: str):
         self._name = name
         self._some: Any = False
         self._all: Any = True
+        self._digests: tuple[Any, int] = (0, 0)
 
-    @property
-    def others_go_on(self) -> bool:
-        """Whether some worker has another batch after the last step."""
-        return bool(self._some)
+    def note(self, some: Any, all_: Any, digest: Any, own_digest: int) -> None:
+        """After a step: whether some, and all, workers have another batch; the mean of their data's digests."""
+        self._some, self._all, self._digests = some, all_, (digest, own_digest)
 
-    def note(self, some: Any, all_: Any) -> None:
-        """After a step: whether some, and all, workers have another batch; tensors, which are read when needed."""
-        self._some, self._all = some, all_
+    def require_same(self) -> None:
+        """Refuse other data than the other workers'.
+
+        Raises:
+            ClusterError: those of the last step were.
+        """
+        digest, own = self._digests
+        self._digests = (0, 0)
+        if abs(float(digest) - own) > 0.25:
+            raise ClusterError(
+                f"every worker must be given the same global batch, but the batches of '{self._name}' differ between "
+                f"workers. {SAME_DATA_ADVICE}"
+            )
 
     def require_together(self) -> None:
         """Refuse data that go on after the last step on some workers only.
@@ -70,38 +86,57 @@ class Ends:
         if some and not all_:
             raise ClusterError(
                 f"the data of '{self._name}' have ended on some workers, and not on others. Every worker must be given "
-                'the same data, as one device would be; if each has its own part, say AutoDist(batch="local")'
+                "as many batches as the others: the same data, as one device would be, or with "
+                'AutoDist(batch="local"), each its own part as a tf.data.Dataset, which goes on empty until all have '
+                "ended"
             )
 
 
 class Steps:
     """A function of an iterator, as Keras calls it: takes as many batches as Keras wants at once, a step for each.
 
-    Where it `looks_ahead`, it takes one batch ahead, and each step tells all of them who has another one: with
-    `batch="global"` to refuse data of different lengths, with "local" to go on with no examples until all have ended.
-
-    Attributes:
-        examples: how many examples all workers together have been given.
+    Where it `looks_ahead`, it takes one batch ahead, and each step tells all of them who has another one.
     """
 
-    def __init__(self, step: Callable[[Any], Any], workers: Workers, ends: Ends, num_steps: Callable[[], int]):
-        """Make steps of `step`; `num_steps` says how many Keras wants at once."""
-        self._workers, self._ends, self._num_steps = workers, ends, num_steps
+    def __init__(
+        self,
+        step: Callable[[Any], Any],
+        workers: Workers,
+        ends: Ends,
+        *,
+        name: str,
+        num_steps: Callable[[], int],
+        goes_on_empty: Callable[[], bool],
+    ):
+        """Make steps of `step`.
+
+        Args:
+            step: one step of one device, on a batch.
+            workers: who takes part.
+            ends: what is known of their data.
+            name: what the steps do, to which model.
+            num_steps: how many Keras wants at once.
+            goes_on_empty: whether iterators give empty batches when their data have ended: see `endless`.
+        """
+        self._workers, self._ends, self._name = workers, ends, name
+        self._num_steps, self._goes_on_empty = num_steps, goes_on_empty
         self._iterator: Any = None
         self._ahead: Any = _END
+        self._some_go_on: Any = False
         self._rows: list[Any] = []
         self._examples = 0
 
         def one_step(data: Any) -> Any:
             return step(data)
 
-        def one_step_of_many(data: Any, has_next_batch: tf.Tensor) -> Any:
-            # Floats, and compared: so they are summed with the statistics of metrics, not apart.
-            going_on, rows = tf.reduce_sum(has_next_batch), tf.reduce_sum(tf.ones_like(has_next_batch))
-            return step(data), going_on > 0, going_on >= rows, tf.round(rows)
+        def one_step_of_many(data: Any, autodist_has_next: tf.Tensor, autodist_digest: tf.Tensor) -> Any:
+            # Floats, and compared or rounded: so they are summed with the statistics of metrics, not apart.
+            going_on, rows = tf.reduce_sum(autodist_has_next), tf.reduce_sum(tf.ones_like(autodist_has_next))
+            digest = tf.math.divide_no_nan(tf.reduce_sum(autodist_digest), tf.round(rows))
+            return step(data), going_on > 0, going_on >= rows, tf.round(rows), digest
 
         self._step = (
-            workers.distribute(one_step_of_many, batched=["data", "has_next_batch"])
+            workers.distribute(one_step_of_many, batched=["data", "autodist_has_next", "autodist_digest"])
             if workers.looks_ahead
             else workers.distribute(one_step, batched=["data"])
         )
@@ -110,8 +145,9 @@ class Steps:
         """The logs of the last step.
 
         Raises:
-            StopIteration: the iterator has ended.
-            ClusterError: it has ended here, and has not on another worker, or the other way round; or it has nothing.
+            StopIteration: the iterator has ended; with `goes_on_empty`, those of all workers have.
+            ClusterError: it has ended here, and has not on another worker, or the other way round; or its data are
+                not those of the other workers; or these do something else.
         """
         logs = self._next_step(iterator)
         for _ in range(1, self._num_steps()):
@@ -131,46 +167,85 @@ class Steps:
     def _next_step(self, iterator: Iterator[Any]) -> Any:
         if not self._workers.looks_ahead:
             data = _present(next(iterator))
-            self._rows.append(_num_rows(data))
+            self._count(_num_rows(data))
             return self._step(data)
-        if self._workers.batch == "global":
+        self._ends.require_same()
+        if not self._goes_on_empty():
             self._ends.require_together()
-        data = self._take(iterator)
-        has_next = self._ahead is not _END
-        logs = self._shared_step(data, has_next=has_next)
-        if self._workers.batch == "local" and not has_next:
-            nothing = tf.nest.map_structure(lambda leaf: leaf[:0], data)
-            while self._ends.others_go_on:
-                logs = self._shared_step(nothing, has_next=False)
-        return logs
-
-    def _take(self, iterator: Iterator[Any]) -> Any:
-        """The next batch; the one after it is `_ahead`."""
         if iterator is not self._iterator:
-            self._iterator, self._ahead = iterator, _next(iterator)
-            if self._ahead is _END:
-                raise ClusterError(
-                    f"worker {self._workers.rank} was given no batch at all, while the others wait for it; every "
-                    "worker needs one, of its own part too: share out more files, or smaller batches"
-                )
+            self._begin(iterator)
+        elif self._goes_on_empty() and not self._some_go_on:
+            raise StopIteration
         data = self._ahead
         if data is _END:
-            self._iterator = None
             raise StopIteration
         self._ahead = _next(iterator)
-        return _present(data)
+        return self._shared_step(_present(data))
 
-    def _shared_step(self, data: Any, *, has_next: bool) -> Any:
-        num_rows = _num_rows(data)
-        flags = np.full([num_rows], has_next, np.float32)
-        logs, some, all_, rows = self._step(data, flags)
+    def _begin(self, iterator: Iterator[Any]) -> None:
+        """Go on with `iterator`, as all workers must."""
+        self._iterator, self._ahead = iterator, _next(iterator)
+        everyone = self._compare(self._has_next, self._name)
+        for rank, (_, name) in enumerate(everyone):
+            if name != everyone[0][1]:
+                raise ClusterError(
+                    f"worker {rank} begins {name}, while the chief begins {everyone[0][1]}: every worker must call "
+                    "fit, evaluate and their like, in the same order; callbacks that do must do so on every worker"
+                )
+        without = [rank for rank, (has_next, _) in enumerate(everyone) if not has_next]
+        if len(without) == len(everyone):
+            raise StopIteration
+        if without and not self._goes_on_empty():
+            raise ClusterError(
+                f"worker {without[0]} was given no batch at all, while others were; every worker must be given as many"
+            )
+
+    @property
+    def _has_next(self) -> bool:
+        return self._ahead is not _END and (not self._goes_on_empty() or _num_rows(_present(self._ahead)) > 0)
+
+    def _shared_step(self, data: Any) -> Any:
+        num_rows, has_next = _num_rows(data), self._has_next
+        own_digest = _digest(data) if self._workers.batch == "global" else 0
+        logs, some, all_, rows, digest = self._step(
+            data, np.full([num_rows], has_next, np.float32), np.full([num_rows], own_digest, np.float32)
+        )
         if self._workers.batch == "global" and num_rows < self._workers.num_replicas:
             # Some worker has no row, and so no say.
-            everyone = self._workers.compare(bytes([has_next])).values()
-            some, all_ = any(map(any, everyone)), all(map(any, everyone))
-        self._ends.note(some, all_)
-        self._rows.append(rows)
+            everyone = self._compare(has_next, own_digest)
+            some, all_ = (decide(going_on for going_on, _ in everyone) for decide in (any, all))
+            digest = everyone[0][1]  # The chief's.
+        self._some_go_on = some
+        self._ends.note(some, all_, digest, own_digest)
+        self._count(rows)
         return logs
+
+    def _compare(self, *value: Any) -> list[Any]:
+        """The value of each worker, in rank order; all workers ask at once."""
+        everyone = self._workers.compare(json.dumps(value).encode())
+        return [json.loads(everyone[rank]) for rank in sorted(everyone)]
+
+    def _count(self, rows: Any) -> None:
+        self._rows.append(rows)
+        if len(self._rows) == _FOLDED_STEPS:
+            self._examples += sum(int(one) for one in self._rows)
+            self._rows.clear()
+
+
+def endless(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """`dataset`, then batches without examples, without end."""
+    nothing = tf.nest.map_structure(_empty, dataset.element_spec)
+    # The filter makes its length unknown: Keras does not ask for a number of steps then.
+    return dataset.concatenate(tf.data.Dataset.from_tensors(nothing).repeat()).filter(lambda *_: True)
+
+
+def _empty(spec: tf.TensorSpec) -> tf.Tensor:
+    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
+        raise CaptureError(
+            'with AutoDist(batch="local") a dataset\'s elements are dense tensors, whose first dimension is the batch, '
+            f"so that it can go on empty when other workers have more; received {spec}"
+        )
+    return tf.zeros([0, *(size or 1 for size in spec.shape[1:])], spec.dtype)
 
 
 def _next(iterator: Iterator[Any]) -> Any:
@@ -182,6 +257,17 @@ def _next(iterator: Iterator[Any]) -> Any:
 
 def _num_rows(data: Any) -> int:
     return int(next(np.shape(leaf)[0] for leaf in tf.nest.flatten(data) if leaf is not None))
+
+
+def _digest(data: Any) -> int:
+    """Of the first rows, one of a few thousand numbers."""
+    code = 0
+    for leaf in tf.nest.flatten(data):
+        if leaf is not None:
+            rows = np.asarray(leaf[:_HASHED_ROWS])
+            content = repr(rows.tolist()).encode() if rows.dtype.hasobject else np.ascontiguousarray(rows).tobytes()
+            code = zlib.crc32(content, code)
+    return code % _HASHES
 
 
 def _present(data: Any) -> Any:

@@ -1,9 +1,10 @@
-"""Recording calls of Keras's own layers, which keep examples apart whatever they do inside.
+"""Recording calls of Keras's own layers that keep examples apart though their graphs do not show it.
 
-A recurrent layer turns its batch to time-major and goes round a loop: its graph does not show that row i of the result
-comes of row i of the input. That it is a layer of Keras does.
+A recurrent layer turns its batch to time-major and goes round a loop; a dense one reshapes sequences of any length to a
+matrix and back. That row i of the result comes of row i of the input is known of the layer, not of its ops.
 """
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,24 +16,39 @@ import tensorflow as tf
 from autodist_py.capture import tf_adapter
 from autodist_py.kernel.names import parse
 
-_MODULES = ("keras.src.layers.", "tf_keras.src.layers.")
-_MIX_OR_UNKNOWN = ("batch_normalization", "lambda_layer", "jax_layer", "torch_module_wrapper", "tfsm_layer")
-"""Modules of layers that mix examples, or run code that is not Keras's."""
+_PACKAGES = ("keras", "tf_keras")
+_LAYERS = (
+    "AdditiveAttention",
+    "Attention",
+    "Bidirectional",
+    "Conv1DTranspose",
+    "Conv2DTranspose",
+    "Conv3DTranspose",
+    "Dense",
+    "EinsumDense",
+    "Embedding",
+    "GroupNormalization",
+    "GroupQueryAttention",
+    "LayerNormalization",
+    "MultiHeadAttention",
+    "RNN",
+    "RepeatVector",
+    "TimeDistributed",
+)
+"""The classes in `layers` whose instances are recorded, those of Keras's own subclasses included."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """One call of a layer that keeps examples apart: names of tensors.
+    """One call of a layer that keeps examples apart, if what it is given does: names of tensors.
 
     Attributes:
-        inputs: those of its arguments that may be batches: their first dimension is not known.
-        outputs: those of its results.
-        reads: all of its arguments.
+        reads: those of its arguments.
+        outputs: those of its results whose first dimension is not known: they may be batches.
     """
 
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
     reads: tuple[str, ...]
+    outputs: tuple[str, ...]
 
 
 class LayerRecorder:
@@ -40,33 +56,27 @@ class LayerRecorder:
 
     def __init__(self, graph: tf.Graph):
         self._graph = graph
-        self._is_trusted: list[bool] = []
         self.calls: list[LayerCall] = []
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Record within this context."""
         with ExitStack() as stack:
-            for name in ("keras", "tf_keras"):
-                if name in sys.modules:
-                    layer = sys.modules[name].layers.Layer
-                    stack.enter_context(tf_adapter.patched(layer, "__call__", self._recording(layer.__call__)))
+            for package in _PACKAGES:
+                if package in sys.modules:
+                    layers = sys.modules[package].layers
+                    kinds = tuple(getattr(layers, name) for name in _LAYERS if hasattr(layers, name))
+                    recording = self._recording(layers.Layer.__call__, kinds)
+                    stack.enter_context(tf_adapter.patched(layers.Layer, "__call__", recording))
             yield
 
-    def _recording(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _recording(self, original: Callable[..., Any], kinds: tuple[type, ...]) -> Callable[..., Any]:
         def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            module = type(layer).__module__
-            self._is_trusted.append(module.startswith(_MODULES) and not module.endswith(_MIX_OR_UNKNOWN))
-            try:
-                result = original(layer, *args, **kwargs)
-            finally:
-                is_trusted = self._is_trusted.pop()
-                if not is_trusted:  # Nor is what runs it as a part of itself.
-                    self._is_trusted[:] = [False] * len(self._is_trusted)
-            if is_trusted:
+            result = original(layer, *args, **kwargs)
+            if isinstance(layer, kinds) and not _mixes(layer):
                 reads, results = self._tensors([args, kwargs]), self._tensors(result)
-                inputs, outputs = ([tensor for tensor in one if _may_be_batch(tensor)] for one in (reads, results))
-                self.calls.append(LayerCall(*(tuple(map(_name, one)) for one in (inputs, outputs, reads))))
+                outputs = [tensor for tensor in results if tensor.shape.rank and tensor.shape[0] is None]
+                self.calls.append(LayerCall(tuple(map(_name, reads)), tuple(map(_name, outputs))))
             return result
 
         return call
@@ -76,8 +86,25 @@ class LayerRecorder:
         return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor) and getattr(leaf, "graph", None) is self._graph]
 
 
-def _may_be_batch(tensor: tf.Tensor) -> bool:
-    return bool(tensor.shape.rank) and tensor.shape[0] is None
+def _mixes(layer: Any) -> bool:
+    """Whether it may mix examples: it works along axis 0, or runs a layer or function that is not Keras's own."""
+    parts = layer._flatten_layers()
+    return any(_is_along_batch(part) or not all(map(_is_keras, _code(part))) for part in parts)
+
+
+def _is_along_batch(layer: Any) -> bool:
+    axes = (getattr(layer, name, None) for name in ("axis", "attention_axes"))
+    return any(0 in tf.nest.flatten(each) for each in axes)
+
+
+def _code(layer: Any) -> Iterator[Any]:
+    """The layer's class, and the functions that it was given (an activation)."""
+    yield type(layer)
+    yield from filter(inspect.isroutine, vars(layer).values())
+
+
+def _is_keras(code: Any) -> bool:
+    return (getattr(code, "__module__", None) or "").partition(".")[0] in _PACKAGES
 
 
 def _name(tensor: tf.Tensor) -> str:

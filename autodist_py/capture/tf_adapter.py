@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
 from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.framework import func_graph as func_graph_module
@@ -117,9 +118,11 @@ def inlined_functions(graph: Any) -> Iterator[None]:
         body = function.python_function
         if function._autograph:
             body = autograph_util.py_func_from_autograph(body, function._experimental_autograph_options)
-        if tf.compat.v1.get_default_graph().building_function:
-            return body(*args, **kwargs)
-        return _in_program_order(body, args, kwargs)
+        status = ag_ctx.Status.ENABLED if function._autograph else ag_ctx.Status.DISABLED
+        with ag_ctx.ControlStatusCtx(status, options=function._experimental_autograph_options):
+            if tf.compat.v1.get_default_graph().building_function:
+                return body(*args, **kwargs)
+            return _in_program_order(body, args, kwargs)
 
     with patched(polymorphic_function.Function, "__call__", call):
         yield

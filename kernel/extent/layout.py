@@ -3,7 +3,20 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from autodist_py.kernel.extent.values import COUNT, FIXED, MEAN, OTHER, ROWS, SAME, SHAPE, SUM, Extent, Operands, Rule
+from autodist_py.kernel.extent.values import (
+    COUNT,
+    FIXED,
+    MEAN,
+    OTHER,
+    PLUS,
+    ROWS,
+    SAME,
+    SHAPE,
+    SUM,
+    Extent,
+    Operands,
+    Rule,
+)
 
 
 def _shape(operands: Operands) -> Extent:
@@ -94,6 +107,8 @@ def _pack(operands: Operands) -> Extent:
         return MEAN
     if set(operands.extents) <= {SUM, COUNT}:
         return SUM
+    if set(operands.extents) <= {SUM, COUNT, PLUS, SAME}:
+        return PLUS
     return ROWS if set(operands.extents) == {ROWS} and axis > 0 else OTHER
 
 

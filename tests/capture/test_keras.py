@@ -1,8 +1,10 @@
 """The Keras door: which models are hooked, and what is left as it was. What they train: `tests/test_oracle_fit.py`."""
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist_py import AutoDist, CaptureError
+from autodist_py import AutoDist, AutoDistError, CaptureError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -199,3 +201,95 @@ def test_steps_are_compiled_once_for_all_epochs_and_sizes(monkeypatch: pytest.Mo
     for size in (4, 5, 3):
         model.fit(x, y, batch_size=size, epochs=2, validation_data=(x, y), verbose=0)
     assert len(compiles) == 2  # One for training, one for validation.
+
+
+def test_a_model_that_is_loaded_in_scope_is_compiled_and_hooked(tmp_path: Path) -> None:
+    model = compiled()
+    model.fit(np.ones([4, 2]), np.ones([4, 2]), verbose=0)
+    model.save(tmp_path / "model.keras")
+    with AutoDist().scope():
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.compiled
+    assert "make_train_function" in vars(loaded)
+    loaded.fit(np.ones([4, 2]), np.ones([4, 2]), verbose=0)
+
+
+def test_a_test_function_of_a_subclass_wins_with_a_warning() -> None:
+    class Own(keras.Sequential):
+        def make_test_function(self, force: bool = False) -> Any:
+            self.test_function = tested
+            return self.test_function
+
+    batches: list[Any] = []
+
+    def tested(iterator: Any) -> dict[str, float]:
+        batches.append(next(iterator))
+        return {"loss": 2.0}
+
+    with AutoDist().scope():
+        model = Own([keras.layers.Dense(2)])
+        with pytest.warns(UserWarning, match=r"Own has a make_test_function of its own.*Override test_step"):
+            model.compile("sgd", "mse")
+    model.evaluate(np.ones([4, 2]), np.ones([4, 2]), verbose=0)
+    assert len(batches) == 1
+    assert "make_train_function" in vars(model)
+
+
+def test_a_refused_compile_changes_nothing() -> None:
+    with AutoDist().scope():
+        model = compiled()
+        with pytest.raises(CaptureError, match="run_eagerly"):
+            model.compile("sgd", "mse", run_eagerly=1)
+    assert "make_train_function" in vars(model)
+    model.run_eagerly = True
+    with pytest.raises(CaptureError, match=r"set to run eagerly.*must be a graph"):
+        model.fit(np.ones([4, 2]), np.ones([4, 2]), verbose=0)
+
+
+def test_models_are_let_go() -> None:
+    with AutoDist() as autodist, autodist.scope():
+        model = compiled()
+        for _ in range(3):
+            model.compile("sgd", "mse")
+            model.fit(np.ones([4, 2]), np.ones([4, 2]), verbose=0)
+        gone = weakref.ref(model)
+        del model
+        gc.collect()
+        assert gone() is None
+
+
+def test_a_function_set_by_the_user_is_no_hook() -> None:
+    model = compiled()
+    model.make_train_function = lambda force=False: None
+    with AutoDist().scope(), pytest.raises(CaptureError, match="compiled outside of it"):
+        model.fit(np.ones([4, 2]), np.ones([4, 2]), verbose=0)
+
+
+def test_a_model_of_a_closed_autodist_says_so() -> None:
+    with AutoDist() as autodist, autodist.scope():
+        model = compiled()
+    with pytest.raises(AutoDistError, match=r"after this AutoDist was closed.*compile Keras models again"):
+        model.fit(np.ones([4, 2]), np.ones([4, 2]), verbose=0)
+
+
+def test_a_stateful_layer_is_refused_where_the_batch_is_shared_out(tmp_path: Path) -> None:
+    spec = tmp_path / "resources.yaml"
+    spec.write_text("nodes: [{address: 127.0.0.1, cpus: [0, 1]}]")
+    said = run(
+        """
+import sys
+import keras
+import numpy as np
+from autodist_py import AutoDist, CaptureError
+
+with AutoDist(sys.argv[1]).scope():
+    model = keras.Sequential([keras.Input([3, 2], batch_size=4), keras.layers.GRU(2, stateful=True, name="kept")])
+    model.compile("sgd", "mse", jit_compile=False)
+try:
+    model.fit(np.ones([4, 3, 2]), np.ones([4, 2]), batch_size=4, verbose=0)
+except CaptureError as error:
+    print(error)
+""",
+        str(spec),
+    )
+    assert "layer 'kept' is stateful" in said

@@ -110,7 +110,11 @@ def require_replicated_writes(item: GraphItem, analysis: Analysis) -> None:
 
 def random_ops(view: GraphView) -> set[str]:
     """Ops that give another result on each replica though their inputs are equal."""
-    types = SEEDED_RANDOM | SEED_INPUT.keys() | PYTHON_OPS
+    return using(view, SEEDED_RANDOM | SEED_INPUT.keys() | PYTHON_OPS)
+
+
+def using(view: GraphView, types: Collection[str]) -> set[str]:
+    """Ops of `types`, and those that call a library function in which, or below which, one stands."""
     functions = calling(view, types)
     return {
         node.name

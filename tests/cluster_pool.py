@@ -168,6 +168,7 @@ class Cluster:
             own = {name: value for name, value in os.environ.items() if not name.startswith("AUTODIST_")}
             environment = own | {
                 "AUTODIST_RESOURCE_SPEC": str(spec),
+                "AUTODIST_HEARTBEAT_TIMEOUT": "30",  # Cases are not about it, and a busy machine stops now and then.
                 ADDRESS_VARIABLE: f"{host}:{port}",
                 AUTHKEY_VARIABLE: authkey.hex(),
                 "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),

@@ -11,10 +11,10 @@ import tf_keras
 
 from autodist_py import AutoDist, CaptureError
 from autodist_py.keras import ThroughputLogger
+from tests import fit_oracle
 from tests.cluster_pool import THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, Cluster
 from tests.cluster_pool import same_on_all_workers as same
-from tests.fit_oracle import TOLERANCE, VALIDATION, WEIGHTS, X, Y, named
-from tests.oracle import assert_close
+from tests.fit_oracle import VALIDATION, WEIGHTS, X, Y, compare
 
 pytestmark = pytest.mark.parametrize(
     "cluster", [TWO_REPLICAS, TWO_WORKERS, THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
@@ -54,10 +54,7 @@ def compiled(optimizer: Any, make: Callable[[], tf_keras.Model] = classifier, **
 
 
 def fitted(model: tf_keras.Model, *data: Any, **options: Any) -> dict[str, Any]:
-    tf_keras.utils.set_random_seed(12)
-    history = model.fit(*data, **{"epochs": 2, "verbose": 0, "batch_size": 8, **options})
-    state = {**named("weight", model.variables), **named("slot", model.optimizer.variables)}
-    return {**state, **{f"history of {name}": np.array(values) for name, values in history.history.items()}}
+    return fit_oracle.fitted(model, *data, **{"batch_size": 8, **options})
 
 
 def weights_and_validation() -> dict[str, Any]:
@@ -109,16 +106,6 @@ CASES = [
     rates_and_stopping,
     operations_as_layers,
 ]
-
-
-def compare(train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    expected = train()
-    with AutoDist() as autodist, autodist.scope():
-        values = train()
-    assert values.keys() == expected.keys()
-    for name, wanted in expected.items():
-        assert_close(values[name], wanted, name, TOLERANCE)
-    return values
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.replace("_", "-"))

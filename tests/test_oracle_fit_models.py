@@ -1,4 +1,7 @@
-"""`fit` of models with state, masks, and training steps of their own, as on one device."""
+"""`fit` of models with state, masks, and training steps of their own, as on one device.
+
+One module, though long: its clusters start once.
+"""
 
 import itertools
 import logging

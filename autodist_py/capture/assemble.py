@@ -1,19 +1,20 @@
 """From a traced graph and what was recorded of it to a GraphItem: shared by all doors of capture."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
 from autodist_py.capture.canonical import canonical
-from autodist_py.capture.layers import LayerCall
+from autodist_py.capture.joints import take_joints_apart
 from autodist_py.capture.shapes import full_shape
 from autodist_py.capture.statistics import with_statistics
+from autodist_py.capture.traced import TracedGraph
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import op_of
 from autodist_py.proto.errors import CaptureError
-from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Output, Variable
+from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,33 +33,6 @@ class CaptureOptions:
     shows_ops: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TracedGraph:
-    """A single-device graph with variables as `VarHandleOp`s, and what capture knows about it.
-
-    Attributes:
-        graph: the graph; ops that nothing needs may stand in it.
-        variables: its variables; their update ops are found here.
-        gradients: the gradients that were recorded, in order.
-        inputs: its placeholders.
-        outputs: what is fetched.
-        run_ops: what must run beside.
-        losses: for each gradient the tensors whose sum it is the gradient of, where they are known.
-        tensor_of: a tensor of the graph by its name; only its shape and type are used.
-        layer_calls: of Keras's layers, in order.
-    """
-
-    graph: tf.compat.v1.GraphDef
-    variables: tuple[Variable, ...]
-    gradients: tuple[Gradient, ...]
-    inputs: tuple[Input, ...]
-    outputs: tuple[Output, ...]
-    run_ops: tuple[str, ...]
-    losses: Mapping[Gradient, tuple[str, ...]]
-    tensor_of: Callable[[str], tf.Tensor]
-    layer_calls: Sequence[LayerCall] = ()
-
-
 def assemble(traced: TracedGraph, options: CaptureOptions, *, savers: Iterable[bytes] = ()) -> GraphItem:
     """The GraphItem: the ops that are needed, in canonical form, and of the gradients those that train or are fetched.
 
@@ -67,6 +41,7 @@ def assemble(traced: TracedGraph, options: CaptureOptions, *, savers: Iterable[b
     Raises:
         CaptureError: a gradient trains and is also differentiated through (MAML).
     """
+    traced = take_joints_apart(traced)
     whole = GraphView(traced.graph)
     needed = whole.ancestors([*(op_of(output.tensor) for output in traced.outputs), *traced.run_ops])
     recorded = [gradient for gradient in traced.gradients if any(op_of(name) in needed for name in gradient.tensors)]

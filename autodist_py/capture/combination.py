@@ -1,4 +1,7 @@
-"""Which values replicas must combine: the extent of each tensor that matters, and the edges that carry statistics."""
+"""Which values replicas must combine: the extent of each tensor that matters, and the edges that carry statistics.
+
+One class, though long: whether a value may be combined depends on the extents, and the extents on what is combined.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace

@@ -14,7 +14,6 @@ import tensorflow as tf
 from autodist_py.capture import tf_adapter
 from autodist_py.capture.assemble import (
     CaptureOptions,
-    TracedGraph,
     assemble,
     mapped_variables,
     reject_idle_gradients,
@@ -22,6 +21,7 @@ from autodist_py.capture.assemble import (
 from autodist_py.capture.gradients import GradientRecorder
 from autodist_py.capture.layers import LayerRecorder
 from autodist_py.capture.shapes import static_shape
+from autodist_py.capture.traced import TracedGraph
 from autodist_py.kernel.graph_view import READS_VARIABLE
 from autodist_py.kernel.names import op_of, parse, unique_names
 from autodist_py.proto.errors import CaptureError

@@ -10,7 +10,6 @@ import tensorflow as tf
 from autodist_py.capture import tf_adapter
 from autodist_py.capture.assemble import (
     CaptureOptions,
-    TracedGraph,
     aggregation_name,
     assemble,
     reject_idle_gradients,
@@ -18,6 +17,7 @@ from autodist_py.capture.assemble import (
 from autodist_py.capture.gradients import GradientRecorder
 from autodist_py.capture.layers import LayerRecorder
 from autodist_py.capture.shapes import full_shape, static_shape
+from autodist_py.capture.traced import TracedGraph
 from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
 from autodist_py.kernel.names import op_of, parse
 from autodist_py.proto.errors import CaptureError

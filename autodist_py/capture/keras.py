@@ -122,6 +122,10 @@ class HookedModel:
         vars(self._model).update(overrides)
 
     @property
+    def _is_legacy(self) -> bool:
+        return bool(self._keras.__name__ == _LEGACY)
+
+    @property
     def examples(self) -> int:
         """How many examples it was trained on since it was compiled, over all workers."""
         return self._steps["train"].examples if "train" in self._steps else 0
@@ -191,7 +195,7 @@ class HookedModel:
             if self._workers.rank == 0 or not isinstance(callback, writing):
                 here.append(callback)
             if isinstance(callback, self._keras.callbacks.BackupAndRestore):
-                if self._keras.__name__ == _LEGACY:
+                if self._is_legacy:
                     raise CaptureError(
                         "BackupAndRestore of tf_keras would restore other weights on each worker; use ModelCheckpoint, "
                         "and load_weights() on every worker before fit(), or Keras 3"
@@ -226,7 +230,7 @@ class HookedModel:
         self._require_distributable()
         step = tf.autograph.experimental.do_not_convert(step)  # As Keras calls it.
         model = self._model
-        if self._keras.__name__ == _LEGACY:
+        if self._is_legacy:
             own_step, counter = step, getattr(model, f"_{kind}_counter")
 
             def step(data: Any) -> Any:
@@ -239,9 +243,7 @@ class HookedModel:
             self._workers,
             self._ends,
             name=f"to {kind} '{model.name}'",
-            num_steps=lambda: int(
-                model._steps_per_execution if self._keras.__name__ == _LEGACY else model.steps_per_execution
-            ),
+            num_steps=lambda: int(model._steps_per_execution if self._is_legacy else model.steps_per_execution),
             goes_on_empty=lambda: self._goes_on_empty.get(kind, False),
         )
         return self._steps[kind]

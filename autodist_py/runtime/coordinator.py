@@ -122,7 +122,7 @@ class Coordinator:
                     f"{self._names(missing)} did not join within {timeout:g} s: every worker's script must reach "
                     "AutoDist(...). See their output above; AUTODIST_JOIN_TIMEOUT gives a slow start more time."
                 )
-            self._seen[rank] = time.monotonic()
+            self._seen[rank] = self._checked = time.monotonic()
             servers = tuple(self._servers[each] for each in range(len(self._addresses)))
             return Membership(self._run_id, self._seed, servers)
 
@@ -200,9 +200,9 @@ class Coordinator:
         """
         with self._changed:
             now = time.monotonic()
-            stalled = now - self._checked - HEARTBEAT_SECONDS
-            if stalled > HEARTBEAT_SECONDS:  # This process stood still itself; what others sent meanwhile is unread.
-                self._seen = {rank: seen + stalled for rank, seen in self._seen.items()}
+            late = now - self._checked - HEARTBEAT_SECONDS
+            if late > 0:  # This machine is busy, or stood still: what others sent meanwhile may be unread.
+                self._seen = {rank: min(now, seen + late) for rank, seen in self._seen.items()}
             self._checked = now
             if self._all_left:
                 return []

@@ -130,6 +130,20 @@ def test_a_chief_that_stood_still_itself_blames_nobody():
     assert coordinator.check_heartbeats() == []
 
 
+def test_a_chief_that_is_slow_itself_does_not_count_the_time_it_lost(monkeypatch):
+    monkeypatch.setattr(coordinator_module, "HEARTBEAT_SECONDS", 0.05)
+    coordinator = joined(heartbeat_timeout=0.3)
+    for _ in range(4):
+        time.sleep(0.1)  # Twice as long as it should take from one check to the next.
+        assert coordinator.check_heartbeats() == []
+    for _ in range(10):
+        time.sleep(0.05)
+        coordinator.heartbeat(0, 1)
+        silent = coordinator.check_heartbeats()
+
+    assert silent == [1]
+
+
 @pytest.mark.parametrize(
     ("exit_code", "cause"),
     [

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -28,6 +29,7 @@ from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy
 from autodist_py.recording import RecordedProgram, Recorder
 from autodist_py.resources import load_resource_spec, this_machine
+from autodist_py.runtime.aggregation import FirstToArrive
 from autodist_py.runtime.cluster import join_cluster
 from autodist_py.runtime.seeds import share_seed
 from autodist_py.runtime.session import DistributedSession
@@ -271,17 +273,59 @@ class AutoDist:
         return self._compiler.strategy(self._scope.item(self._capture_options))
 
     def sync(self) -> None:
-        """Bring the user's variables up to date with the running state.
+        """Bring the user's variables up to date with the running state; every worker calls it.
 
-        They are so after every step under AllReduce, whose variables live on the workers.
+        They are so after every step, but for what lives on another worker, as a server, and is read by nobody in the
+        step (an optimizer's state, averages of weights): these have their new values after this.
         """
         self._require_open("sync")
+        self._compiler.sync()
+
+    def accepted_gradients(self) -> list[tuple[int, int]]:
+        """The gradients that were applied under `replicas_to_aggregate`, in order; the last 100,000 of them.
+
+        Returns:
+            For each the number of updates that its worker had seen when it was computed, and the worker's rank.
+
+        Raises:
+            ClusterError: this worker is no server that drops gradients.
+        """
+        return [(one.step, one.worker) for rule in self._backup_rules() for one in rule.accepted]
+
+    def dropped_gradients(self) -> dict[int, int]:
+        """How many gradients of each worker came too late under `replicas_to_aggregate`, by rank.
+
+        Raises:
+            ClusterError: this worker is no server that drops gradients.
+        """
+        dropped = Counter(dict.fromkeys(range(self.num_workers), 0))
+        for rule in self._backup_rules():
+            dropped.update(rule.dropped)
+        return dict(dropped)
+
+    def _backup_rules(self) -> list[FirstToArrive]:
+        self._require_open("accepted_gradients")
+        rules = self._compiler.backup_rules
+        if not rules:
+            raise ClusterError(
+                f"what was accepted and dropped is known where gradients are, on a server with replicas_to_aggregate; "
+                f"worker {self.rank} is none, or has run no step yet. PS() serves on the chief"
+            )
+        return rules
 
     def close(self) -> None:
-        """End this object's work: its programs and copies are let go, the user's variables stay as they are."""
+        """End this object's work: its programs and copies are let go, the user's variables stay as they are.
+
+        With variables on servers, all workers close together: until then they may ask for values.
+        """
+        self._close(together=True)
+
+    def _close(self, *, together: bool) -> None:
         if self._closed:
             return
         self._closed = True
+        if together:
+            self._compiler.leave()
         if self._session is not None:
             self._session.close()
         for function in self._functions:
@@ -295,12 +339,13 @@ class AutoDist:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._close(together=error is None)
 
     def _keras_workers(self) -> Workers:
         numbers = itertools.count()
 
         def compare(value: bytes) -> Mapping[int, bytes]:
+            self._compiler.pause()
             return self._cluster.compare(f"{self._name}/keras/{next(numbers)}", value)
 
         def take_chiefs(variables: Iterable[tf.Variable]) -> None:
@@ -317,6 +362,7 @@ class AutoDist:
             looks_ahead=self.num_workers > 1 or self._recorder is not None,
             compare=compare,
             take_chiefs=take_chiefs,
+            sync=self._compiler.sync,
         )
 
     def _session_programs(self, scope: GraphScope) -> SessionPrograms:

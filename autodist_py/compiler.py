@@ -6,9 +6,11 @@ It owns the order of things between the workers: the same graph everywhere, the 
 import difflib
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -25,12 +27,15 @@ from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy
 from autodist_py.proto.strategy_pb2 import Strategy as StrategyMessage
+from autodist_py.runtime.aggregation import FirstToArrive
 from autodist_py.runtime.cluster import Cluster
 from autodist_py.runtime.copies import Copies
 from autodist_py.runtime.executor import Executor
 from autodist_py.runtime.initial_values import broadcast
 from autodist_py.runtime.input_check import SAME_DATA_ADVICE, InputCheck
 from autodist_py.runtime.kept import Kept
+from autodist_py.runtime.parameter_server import Messages
+from autodist_py.runtime.served_values import ServedValues
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
 
 _log = logging.getLogger(__name__)
@@ -38,6 +43,13 @@ _log = logging.getLogger(__name__)
 _WRITES_SECONDS = 60.0
 _NAMED = 3
 """How many names a warning lists."""
+
+
+class _Served(NamedTuple):
+    """A variable that lives on a server: its number, the same on every worker, and the server's rank."""
+
+    number: int
+    rank: int
 
 
 class Compiler:
@@ -62,7 +74,18 @@ class Compiler:
         self._observers = observers
         self._checked_steps = checked_steps if options.batch == "global" else 0
         self._broadcast: Kept[None] = Kept()  # the variables whose values are the chief's
+        self._served: Kept[_Served] = Kept()  # the variables that live on servers
+        self._num_served = 0
+        self._numbered: dict[int, tf.Variable] = {}
+        """Those that live here, until the end: other workers may ask when this one's script has let go of them."""
+        self._stale: set[int] = set()
+        """The identities of variables whose values on servers are newer than this worker's."""
+        self._served_values: ServedValues | None = None
         self._next_agreement = 0
+        self._messages: weakref.WeakSet[Messages] = weakref.WeakSet()
+        self._serving = threading.Lock()
+        self._apart: list[Messages] = []
+        """Those of programs whose steps workers take by themselves."""
 
     def strategy(self, item: GraphItem) -> Strategy:
         """The strategy that the chief builds for `item`, on every worker.
@@ -71,6 +94,7 @@ class Compiler:
             CaptureError: this worker's graph differs from the chief's; the message shows where.
             StrategyError: the builder cannot serve this graph or cluster.
         """
+        self.pause()
         self._require_same_graph(item)
         message = b""
         if self.cluster.is_chief:
@@ -103,13 +127,27 @@ class Compiler:
             for warning in inexact(item):
                 _log.warning("%s: %s", name, warning)
         self.broadcast_initial_values(variables)
-        options = replace(self._options, first_instance_key=self.cluster.next_instance_key)
+        channel = f"{self.cluster.run_id}/{self._key('channel')}"
+        options = replace(self._options, first_instance_key=self.cluster.next_instance_key, channel=channel)
         program = compile(item, strategy, place, options, observers=self._observers)
         self.cluster.next_instance_key = program.next_instance_key
         self._require_same_launches(program)
         fed = [source.name for source in item.inputs if source.kind == "feed"]
-        check = InputCheck(self.cluster, self._key("inputs"), fed, steps=self._checked_steps)
-        return StepProgram(self._executor(program, variables, state, name, namespace), self.cluster, check)
+        checked_steps = self._checked_steps if program.pace.is_together else 0
+        check = InputCheck(self.cluster, self._key("inputs"), fed, steps=checked_steps)
+        self._serve(program, variables)
+        executor = self._executor(program, variables, state, name, namespace)
+        messages = None
+        if program.channels:
+            messages = Messages(self.cluster, program, executor.server_function, self._serving)
+        step = StepProgram(executor, self.cluster, check, self._copies_of(program, variables), messages)
+        if messages is not None:
+            self._messages.add(messages)
+            if program.pace.is_together:
+                weakref.finalize(step, messages.close)
+            else:  # Others may still take steps when this worker's script has let go of the program.
+                self._apart.append(messages)
+        return step
 
     def alone(
         self,
@@ -142,7 +180,18 @@ class Compiler:
         if written or not any(source.batched for source in item.inputs):
             place = Place(place.worker, place.replicas[:1])
         program = compile(item, everywhere, place, self._options, observers=self._observers)
-        return AloneProgram(self._executor(program, variables, state, name, namespace), written, self)
+        return AloneProgram(self._executor(program, variables, state, name, namespace), variables, written, self)
+
+    def _copies_of(self, program: CompiledProgram, variables: Mapping[str, tf.Variable]) -> "ServedCopies":
+        elsewhere = {name for name, rank in program.held.items() if rank != self.cluster.rank}
+        # Workers that step by themselves change what others were just brought.
+        brought = program.refreshed if program.pace.is_together else frozenset()
+        return ServedCopies(
+            self,
+            [each for name, each in variables.items() if name not in program.held or name in brought],
+            frozenset(id(variables[name]) for name in elsewhere - brought),
+            frozenset(id(variables[name]) for name in brought),
+        )
 
     def place(self, strategy: Strategy) -> Place:
         """Where this worker stands among the strategy's replicas."""
@@ -155,6 +204,7 @@ class Compiler:
         """
         for variable in variables.values():
             self._broadcast.discard(variable)
+            self._stale.discard(id(variable))
 
     def broadcast_initial_values(self, variables: Mapping[str, tf.Variable]) -> None:
         """Make the variables that were not yet the chief's equal to them, on every worker.
@@ -168,8 +218,66 @@ class Compiler:
         for variable in new.values():
             self._broadcast[variable] = None
         if self.cluster.num_workers > 1:
+            self.pause()
             self._require_same_writes(new)
+            self.pull(new.values())
             broadcast(new, self.cluster)
+
+    @property
+    def backup_rules(self) -> list[FirstToArrive]:
+        """Those by which this worker, as a server, drops what comes late."""
+        rules = (rule for messages in self._messages for rule in messages.rules)
+        return [rule for rule in rules if isinstance(rule, FirstToArrive)]
+
+    def pause(self) -> None:
+        """This worker is about to wait for all others: until then servers let none of them wait for its next step."""
+        for messages in list(self._messages):
+            messages.pause()
+
+    def sync(self) -> None:
+        """Give this worker's variables the values that they have on servers; every worker calls it.
+
+        None goes on, and writes to them, before all have them.
+        """
+        if self._served_values is not None:
+            if self._apart:
+                self.pause()
+                self.cluster.barrier(self._key("reached"))
+            self.pull(variable for variable, _ in self._served.items())
+            self.cluster.barrier(self._key("synchronized"))
+
+    def pull(self, variables: Iterable[tf.Variable]) -> None:
+        """Give these variables of this worker the values that they have on servers, if those are newer.
+
+        No other worker need call it; this one is between two steps.
+        """
+        if self._served_values is None or not self._stale:
+            return
+        among = self._stale.intersection(map(id, variables))
+        wanted: dict[int, dict[int, tf.Variable]] = {}
+        for variable, served in self._served.items() if among else ():
+            if id(variable) in among:
+                wanted.setdefault(served.rank, {})[served.number] = variable
+        for rank, named in wanted.items():
+            self._served_values.pull(named, rank)
+        self._stale -= among
+
+    def stepped(self, stale: frozenset[int], current: frozenset[int]) -> None:
+        """After a step these variables, by identity, are behind those of the servers, and those are not."""
+        self._stale |= stale
+        self._stale -= current
+
+    def _serve(self, program: CompiledProgram, variables: Mapping[str, tf.Variable]) -> None:
+        """From now on `program.held` live on servers."""
+        if program.held and self._served_values is None:
+            numbered = self._numbered
+            name = f"{self.cluster.run_id}/{self._key('values')}"
+            self._served_values = ServedValues(self.cluster, name, numbered.__getitem__)
+        for name, rank in program.held.items():
+            number = self._num_served = self._num_served + 1
+            self._served[variables[name]] = _Served(number, rank)
+            if rank == self.cluster.rank:
+                self._numbered[number] = variables[name]
 
     def _require_same_writes(self, new: Mapping[str, tf.Variable]) -> None:
         rule = "every worker must run the same initializers, assignments and restores before a step"
@@ -185,10 +293,25 @@ class Compiler:
         if len(set(everyone.values())) > 1:
             raise ClusterError(f"{rule}: {_first_difference(everyone[0].decode(), names)}")
 
+    def leave(self) -> None:
+        """Where variables are served: wait until all workers leave, as they may ask for values until then."""
+        if self._served_values is not None:
+            self.pause()
+            self.cluster.barrier(self._key("closed"))
+
     def close(self) -> None:
-        """Let go of what is kept about the user's variables."""
+        """Let go of what is kept about the user's variables, and end what serves them."""
+        for messages in list(self._messages):
+            messages.close()
+        self._apart.clear()
+        if self._served_values is not None:
+            self._served_values.close()
+            self._served_values = None
+        self._numbered.clear()
+        self._stale.clear()
         self._copies.clear()
         self._broadcast.clear()
+        self._served.clear()
 
     def _executor(
         self,
@@ -259,11 +382,38 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in distinct[:_NAMED]) + more
 
 
+class ServedCopies:
+    """A program's variables that live on servers of other workers: when this worker's are behind, and when not."""
+
+    def __init__(
+        self, compiler: Compiler, read: Sequence[tf.Variable], behind: frozenset[int], refreshed: frozenset[int]
+    ):
+        """The program reads `read`; its steps leave `behind` behind, and bring `refreshed`, by identity."""
+        self._compiler, self._read, self._behind, self._refreshed = compiler, list(read), behind, refreshed
+
+    def before_step(self) -> None:
+        """Bring what the program reads up to date."""
+        self._compiler.pull(self._read)
+
+    def after_step(self) -> None:
+        """Note what the step has changed elsewhere."""
+        self._compiler.stepped(self._behind, self._refreshed)
+
+
 class StepProgram:
     """A distributed program: counts its steps, and reports the cluster's one cause when it fails."""
 
-    def __init__(self, executor: Executor, cluster: Cluster, check_inputs: InputCheck):
+    def __init__(
+        self,
+        executor: Executor,
+        cluster: Cluster,
+        check_inputs: InputCheck,
+        copies: ServedCopies,
+        messages: Messages | None = None,
+    ):
         self._executor = executor
+        self._copies = copies
+        self._messages = messages
         self._cluster = cluster
         self._check_inputs = check_inputs
 
@@ -276,11 +426,16 @@ class StepProgram:
             OutOfRangeError: an iterator that the step reads has ended, on this worker or another.
         """
         self._cluster.check()
+        if self._messages is not None and self._messages.is_closed:
+            raise ClusterError("a step after one that failed half-way cannot be run: its servers have ended")
         self._cluster.step += 1
         self._check_inputs(feeds)
+        self._copies.before_step()
         try:
             results = self._executor.run(feeds)
         except tf.errors.OpError as error:
+            if self._messages is not None and self._messages.is_closed:
+                raise self._cluster.failure() or self._messages.error or error from error
             data_error = _data_error(error)
             failure = self._cluster.failure() if data_error is None else self._cluster.failure(wait=0.0)
             if failure is not None:
@@ -288,19 +443,28 @@ class StepProgram:
             if data_error is None or data_error is error:
                 raise
             raise data_error from error
+        self._copies.after_step()
         return results
 
 
 class AloneProgram:
     """A program that this worker runs by itself."""
 
-    def __init__(self, executor: Executor, written: Mapping[str, tf.Variable], compiler: Compiler):
+    def __init__(
+        self,
+        executor: Executor,
+        variables: Mapping[str, tf.Variable],
+        written: Mapping[str, tf.Variable],
+        compiler: Compiler,
+    ):
         self._executor = executor
+        self._variables = list(variables.values())
         self._written = written
         self._compiler = compiler
 
     def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
         """One run."""
+        self._compiler.pull(self._variables)
         results = self._executor.run(feeds)
         if self._written:
             self._compiler.written_alone(self._written)

@@ -89,7 +89,8 @@ def _contribution(program: Program, part: Part, batch: Sequence[tf.Tensor], copi
     """What this worker adds to the sum over workers."""
     if part.reduction == "first":
         value = tf.cast(copies[0], CARRIED[part.dtype])
-        return value if program.place.local_replicas[0].index == 0 else tf.zeros_like(value)
+        is_first = program.place.local_replicas[0] == program.place.replicas[0]
+        return value if is_first else tf.zeros_like(value)
     weights = replica_weights(program, batch, "mean" if part.reduction == "mean" else "sum")
     if part.dtype.is_floating:
         return tf.add_n([weighted(copy, weight) for copy, weight in zip(copies, weights, strict=True)])

@@ -1,7 +1,7 @@
 """Devices: from the resource spec's `address:CPU:0` to this worker's place in the cluster and TensorFlow's names."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.resource_spec import ResourceSpec
@@ -18,10 +18,19 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a program runs: all replicas of the cluster in rank order, and which worker this is."""
+    """Where a program runs.
+
+    Attributes:
+        worker: this worker's rank.
+        replicas: those that take every step together, in rank order: all of the cluster, or this worker's.
+        servers: for each device that may hold variables, as a strategy names it, the rank of its worker.
+        cluster: all replicas, where those of the other workers take their steps by themselves.
+    """
 
     worker: int
     replicas: tuple[Replica, ...]
+    servers: Mapping[str, int] = field(default_factory=dict)
+    cluster: tuple[Replica, ...] = ()
 
     @property
     def local_replicas(self) -> tuple[Replica, ...]:
@@ -30,12 +39,22 @@ class Place:
 
     @property
     def workers(self) -> tuple[int, ...]:
+        """The ranks of the workers that take every step together, ascending."""
+        return _workers(self.replicas)
+
+    @property
+    def all_workers(self) -> tuple[int, ...]:
         """The ranks of the workers that hold a replica, ascending."""
-        return tuple(sorted({replica.worker for replica in self.replicas}))
+        return _workers(self.everyone)
+
+    @property
+    def everyone(self) -> tuple[Replica, ...]:
+        """All replicas of the cluster."""
+        return self.cluster or self.replicas
 
     @property
     def num_replicas(self) -> int:
-        """The number of replicas in the cluster."""
+        """The number of replicas that take every step together."""
         return len(self.replicas)
 
     @property
@@ -43,10 +62,18 @@ class Place:
         """The device of what stands once on this worker."""
         return "/device:CPU:0"
 
+    def apart(self) -> "Place":
+        """The same place, where each worker takes its steps by itself."""
+        return replace(self, replicas=self.local_replicas, cluster=self.everyone)
+
     def alone(self) -> "Place":
         """This worker by itself: its own replicas, numbered from 0, and no other worker."""
         local = (replace(replica, index=index) for index, replica in enumerate(self.local_replicas))
         return Place(self.worker, tuple(local))
+
+
+def _workers(replicas: Iterable[Replica]) -> tuple[int, ...]:
+    return tuple(sorted({replica.worker for replica in replicas}))
 
 
 def resolve(replicas: Sequence[str], resources: ResourceSpec, *, worker: int) -> Place:
@@ -70,4 +97,5 @@ def resolve(replicas: Sequence[str], resources: ResourceSpec, *, worker: int) ->
             f"Devices of the spec: {', '.join(known)}. Build the strategy for this spec."
         )
     ordered = sorted((known[device] for device in replicas), key=lambda replica: replica.worker)
-    return Place(worker, tuple(replace(replica, index=index) for index, replica in enumerate(ordered)))
+    servers = {device: rank for rank, node in enumerate(resources.workers) for device in node.devices}
+    return Place(worker, tuple(replace(replica, index=index) for index, replica in enumerate(ordered)), servers)

@@ -235,6 +235,10 @@ class GraphView:
         )
         return digraph
 
+    def order(self) -> Iterator[str]:
+        """The ops, each after all that it reads or waits for."""
+        return nx.topological_sort(self.digraph)
+
     def of_type(self, types: Collection[str]) -> Iterator[tf.compat.v1.NodeDef]:
         """The nodes whose op type is among `types`, in graph order."""
         return (node for node in self.nodes.values() if node.op in types)

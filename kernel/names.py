@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 KERNEL_SCOPE = "AutoDist"
 REPLICA_SCOPE = "AutoDist-Replica-"
+ASSIGNED = "/AutoDist-Assign-"
+"""What stands between a captured op's name and a number in the name of one of the assignments made in its place."""
 
 
 class TensorName(NamedTuple):

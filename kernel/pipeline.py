@@ -1,7 +1,7 @@
 """The compiler's passes, in order, and `compile`: from three values to a program that one worker runs."""
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,12 +16,13 @@ from autodist_py.kernel.passes.place import PlaceOps
 from autodist_py.kernel.passes.read_data import ReadData
 from autodist_py.kernel.passes.refresh import Refresh
 from autodist_py.kernel.passes.replicate import Replicate
+from autodist_py.kernel.passes.serve import Serve
 from autodist_py.kernel.passes.split_batch import SplitBatch
 from autodist_py.kernel.passes.synchronize import Synchronize
-from autodist_py.kernel.program import Launch, Options, Program
+from autodist_py.kernel.program import Channel, Launch, Options, Program, ServerProgram
 from autodist_py.kernel.rewrite import Observer, Pass, run_passes
 from autodist_py.proto.graph_item import GraphItem
-from autodist_py.proto.strategy import Strategy
+from autodist_py.proto.strategy import Pace, Strategy
 
 PASSES: tuple[Pass, ...] = (
     Replicate(),
@@ -30,6 +31,7 @@ PASSES: tuple[Pass, ...] = (
     SplitBatch(),
     Combine(),
     Synchronize(),
+    Serve(),
     Fetch(),
     PlaceOps(),
     Order(),
@@ -52,20 +54,30 @@ class CompiledProgram:
     Attributes:
         item: what was captured; its inputs stand in the graph under their own names.
         place: where it runs.
+        pace: how far apart workers may be.
         graph: the rewritten graph.
         fetches: for each of the item's outputs, the tensor to fetch.
         run_ops: ops to run beside.
         variables: the graph's variable handles.
+        channels: how it exchanges messages with servers.
+        servers: what this worker runs as a server, in order.
+        held: for each variable that lives on a server of several workers, the server's rank.
+        refreshed: those of them whose new values the step brings to this worker.
         launches: its collectives, in launch order.
         next_instance_key: the first instance key that it does not use.
     """
 
     item: GraphItem
     place: Place
+    pace: Pace
     graph: GraphView
     fetches: tuple[str, ...]
     run_ops: tuple[str, ...]
     variables: tuple[BoundVariable, ...]
+    channels: tuple[Channel, ...]
+    servers: tuple[ServerProgram, ...]
+    held: Mapping[str, int]
+    refreshed: frozenset[str]
     launches: tuple[Launch, ...]
     next_instance_key: int
 
@@ -114,14 +126,16 @@ def compile(
         InvalidGraphError: a pass failed; the message names it.
     """
     with _collection_deferred():
-        first = start(item, strategy, place, options or Options())
+        paced = place if strategy.pace.is_together else place.apart()
+        first = start(item, strategy, paced, options or Options())
         if not first.is_single:
             require_replicated_writes(item, first.analysis)
         program = run_passes(first, PASSES, observers)
     handles = [node.name for node in first.analysis.captured.of_type({VARIABLE_OP})]
     return CompiledProgram(
         item=item,
-        place=place,
+        place=paced,
+        pace=strategy.pace,
         graph=program.graph,
         fetches=program.fetches,
         run_ops=program.run_ops,
@@ -130,6 +144,10 @@ def compile(
             for replica in range(program.num_local_replicas)
             for handle in handles
         ),
+        channels=program.channels,
+        servers=program.servers,
+        held=program.held,
+        refreshed=program.refreshed,
         launches=program.launches,
         next_instance_key=program.next_instance_key,
     )

@@ -1,13 +1,15 @@
 """The value that passes map: a graph being rewritten, with what it was made from and where it will run."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from autodist_py.kernel.analysis import Analysis
 from autodist_py.kernel.device import Place
+from autodist_py.kernel.fragment import TensorSpec
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import on_replica, op_of
+from autodist_py.kernel.parcel import Parcel
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.strategy import Strategy
 
@@ -29,12 +31,14 @@ class Options:
         fetch_reduction: how a scalar or fixed-shape float that differs between replicas is fetched, "mean" or "sum".
         sum_duplicates: sum duplicate rows of sparse gradients before the update sees them.
         first_instance_key: the key of the program's first collective, the same on every worker; others follow.
+        channel: what the names of the program's queues begin with: the same on every worker, and of no other program.
     """
 
     batch: str = "global"
     fetch_reduction: str = "mean"
     sum_duplicates: bool = False
     first_instance_key: int = 1
+    channel: str = "channel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,86 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Channel:
+    """How workers and a server exchange messages: by queues, named alike in every process.
+
+    Attributes:
+        server: the server's rank.
+        service: what the names of the queues of all its exchanges begin with.
+        number: which of the server's exchanges in a step it is for.
+        sent: what a worker's message brings.
+        answered: what the server's answer brings.
+        counts: whether the last that a message brings is how much it counts among others.
+    """
+
+    server: int
+    service: str
+    number: int
+    sent: Parcel
+    answered: Parcel
+    counts: bool = False
+
+    @property
+    def name(self) -> str:
+        """What the names of its own queues begin with."""
+        return f"{self.service}/{self.number}"
+
+    @property
+    def bell(self) -> str:
+        """The queue that says which messages have come."""
+        return f"{self.service}/bell"
+
+    def push(self, worker: int) -> str:
+        """The queue of the worker's messages."""
+        return f"{self.name}/push-{worker}"
+
+    def answer(self, worker: int) -> str:
+        """The queue of the answers to the worker."""
+        return f"{self.name}/answer-{worker}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFunction:
+    """A graph that a server runs, whose variables are those of the first local replica.
+
+    Attributes:
+        graph: the graph.
+        takes: what it is given, by name: what was sent, or what other functions keep.
+        gives: the tensors that it returns.
+        run_ops: ops to run beside.
+    """
+
+    graph: GraphView
+    takes: tuple[TensorSpec, ...]
+    gives: tuple[str, ...]
+    run_ops: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProgram:
+    """What a server runs in one exchange.
+
+    Attributes:
+        channel: where messages come from, and answers go to.
+        update: what it does with the messages of `num_messages` workers: it takes their components, in the order of
+            the messages, and then `taken`.
+        num_messages: how many messages become one update.
+        each: whether every message is one by itself, and changes nothing.
+        taken: the names of what earlier exchanges of the step kept.
+        kept: how later functions of the step name what `update` gives.
+        answer: it takes what is kept, by name, and gives the components of the answer.
+    """
+
+    channel: Channel
+    update: ServerFunction
+    num_messages: int
+    each: bool
+    taken: tuple[str, ...]
+    kept: tuple[str, ...]
+    answer: ServerFunction
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """A graph between two passes.
 
@@ -80,6 +164,10 @@ class Program:
         run_ops: ops to run each step beside the fetches.
         shared: ops of the captured graph that stand once per worker, not once per replica.
         batch: how examples are spread over replicas; None while, or where, nothing is split.
+        channels: how it exchanges messages with servers.
+        servers: what this worker runs as a server, in order.
+        held: for each variable that lives on a server of several workers, the server's rank.
+        refreshed: those of them whose new values the step brings to this worker.
         launches: the collectives; after the pass that orders them, in the order in which every worker launches them.
         holds: what passes have brought about and later ones keep; `verify` checks it.
         next_instance_key: the key of the next collective that a pass adds.
@@ -95,6 +183,10 @@ class Program:
     run_ops: tuple[str, ...]
     shared: frozenset[str] = frozenset()
     batch: Batch | None = None
+    channels: tuple[Channel, ...] = ()
+    servers: tuple[ServerProgram, ...] = ()
+    held: Mapping[str, int] = field(default_factory=dict)
+    refreshed: frozenset[str] = frozenset()
     launches: tuple[Launch, ...] = ()
     holds: frozenset[Promise] = frozenset()
     next_instance_key: int = 1
@@ -109,8 +201,8 @@ class Program:
 
     @property
     def is_single(self) -> bool:
-        """Whether one replica does the whole step: nothing to split, nothing to combine."""
-        return self.place.num_replicas == 1
+        """Whether there is one replica alone: nothing to split, nothing to combine."""
+        return len(self.place.everyone) == 1
 
     def copies(self, tensor: str) -> Iterator[str]:
         """Where `tensor` of the captured graph stands now: on each local replica, or once if it is shared."""

@@ -1,8 +1,9 @@
-"""All that the kernel uses of TensorFlow's private modules: collective ops as graph ops."""
+"""All that the kernel uses of TensorFlow's private modules: collective ops as graph ops, and what ops return."""
 
 from typing import NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import collective_ops
 
 
@@ -32,3 +33,15 @@ def all_reduce(value: tf.Tensor, group: Group) -> tf.Tensor:
 def all_gather(value: tf.Tensor, group: Group) -> tf.Tensor:
     """The members' values, which have equal shapes, one after the other along axis 0, in rank order."""
     return collective_ops.all_gather_v2(value, group.size, group.key, group.instance, communication_hint=group.hint)
+
+
+def output_type(node: tf.compat.v1.NodeDef, index: int) -> tf.DType:
+    """The type of the `index`-th result of `node`."""
+    types: list[int] = []
+    for result in op_def_registry.get(node.op).output_arg:
+        if result.type_list_attr:
+            types += node.attr[result.type_list_attr].list.type
+        else:
+            count = node.attr[result.number_attr].i if result.number_attr else 1
+            types += [result.type or node.attr[result.type_attr].type] * count
+    return tf.as_dtype(types[index])

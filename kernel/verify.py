@@ -31,7 +31,7 @@ from autodist_py.kernel.graph_view import (
     functions_of,
     has_function_attribute,
 )
-from autodist_py.kernel.names import KERNEL_SCOPE, REPLICA_SCOPE, captured_name, op_of, replica_of
+from autodist_py.kernel.names import ASSIGNED, KERNEL_SCOPE, REPLICA_SCOPE, captured_name, op_of, replica_of
 from autodist_py.kernel.printer import format_node
 from autodist_py.kernel.program import Program, Promise
 from autodist_py.proto.errors import InvalidGraphError
@@ -149,6 +149,8 @@ def _check_writers(program: Program, changed: Iterable[tf.compat.v1.NodeDef]) ->
         for producer in graph.producers[node.name]:
             if graph.nodes[producer].op != VARIABLE_OP or f"^{producer}" in node.input:
                 continue
+            if captured_name(node.name).partition(ASSIGNED)[0] in program.analysis.writes[captured_name(producer)]:
+                continue  # It stands in the place of a writer.
             if not node.name.startswith(f"{KERNEL_SCOPE}/") or producer in assigned:
                 raise InvalidGraphError(
                     f"variable '{producer}' has two writers, one of them new:\n{neighbourhood(graph, node)}"
@@ -173,7 +175,9 @@ def _check_combined(program: Program, _: Iterable[tf.compat.v1.NodeDef]) -> None
         if op_of(captured.nodes[op_of(tensor)].input[0]) not in varying:
             continue
         for seam in program.copies(tensor):
-            node = program.graph.nodes[op_of(seam)]
+            node = program.graph.nodes.get(op_of(seam))
+            if node is None:
+                continue  # A server reads it.
             if not node.input[0].startswith(f"{KERNEL_SCOPE}/"):
                 raise InvalidGraphError(
                     f"{what} is not combined over the replicas:\n{neighbourhood(program.graph, node)}"

@@ -1,11 +1,14 @@
-"""How much each replica's value counts when replicas are combined."""
+"""Replicas' raw gradients, and how much each replica's value counts when they are combined."""
 
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from autodist_py.kernel.fragment import TensorSpec
+from autodist_py.kernel.graph_view import GraphView
+from autodist_py.kernel.names import on_replica, op_of
 from autodist_py.kernel.program import Program
+from autodist_py.proto.graph_item import Gradient
 
 
 def batch_specs(program: Program) -> list[TensorSpec]:
@@ -40,3 +43,22 @@ def replica_weights(program: Program, batch: Sequence[tf.Tensor], reduction: str
 def weighted(value: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     """`value * weight`, and 0 where the weight is 0, whatever the value: an empty replica's NaN is left out."""
     return tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype))
+
+
+def raw_gradient(program: Program, gradient: Gradient, view: GraphView, replica: int) -> list[TensorSpec]:
+    """What the gradient's own ops read on `replica`: the raw gradient's tensors."""
+    shape = program.item.variable(gradient.variable).shape
+    shapes: list[tuple[int | None, ...]] = (
+        [(None,), (None, *shape[1:]), (len(shape),)] if gradient.is_sparse else [shape]
+    )
+    seams = (view.nodes[on_replica(replica, op_of(tensor))] for tensor in gradient.tensors)
+    return [
+        TensorSpec(seam.input[0], tf.as_dtype(seam.attr["T"].type), known)
+        for seam, known in zip(seams, shapes, strict=True)
+    ]
+
+
+def sum_duplicates(indices: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Each row once, with the sum of its values, in the order in which rows first occur."""
+    distinct, positions = tf.unique(indices)
+    return distinct, tf.math.unsorted_segment_sum(values, positions, tf.shape(distinct)[0])

@@ -43,6 +43,26 @@ class AllReduceSynchronizer:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """How far apart workers may be. As it is made, they take every step together.
+
+    Attributes:
+        sync: whether an update waits for the gradients of several workers, or of all.
+        staleness: how many steps a worker may have finished more than the slowest one.
+        replicas_to_aggregate: how many workers' gradients an update waits for, 0 for those of all.
+    """
+
+    sync: bool = True
+    staleness: int = 0
+    replicas_to_aggregate: int = 0
+
+    @property
+    def is_together(self) -> bool:
+        """Whether all workers take every step together."""
+        return self == Pace()
+
+
+@dataclass(frozen=True, slots=True)
 class PSSynchronizer:
     """The variable lives on a server, the reduction destination, such as `10.0.0.1:CPU:0`.
 
@@ -64,6 +84,11 @@ class PSSynchronizer:
         require_member(self.compressor, COMPRESSORS, "compressor of a PS synchronizer", error=StrategyError)
         for name in ("staleness", "replicas_to_aggregate", "group"):
             require_not_negative(getattr(self, name), f"{name} of a PS synchronizer", error=StrategyError)
+
+    @property
+    def pace(self) -> Pace:
+        """How far apart it lets workers be."""
+        return Pace(self.sync, self.staleness, self.replicas_to_aggregate)
 
     def __str__(self) -> str:
         return f"PS({self.reduction_destination}{', local_replication' if self.local_replication else ''})"
@@ -153,6 +178,25 @@ class Strategy:
                 return node
         names = [node.var_name for node in self.node_config]
         raise StrategyError(f"the strategy says nothing of variable {var_name!r}; {known_names(var_name, names)}")
+
+    @property
+    def pace(self) -> Pace:
+        """How far apart workers may be.
+
+        Raises:
+            StrategyError: variables differ in it; collectives, which AllReduce uses, keep workers together.
+        """
+        paces: dict[Pace, str] = {}
+        for node in self.node_config:
+            for one in node.synchronizers:
+                paces.setdefault(one.pace if isinstance(one, PSSynchronizer) else Pace(), node.var_name)
+        if len(paces) > 1:
+            (first, variable), (second, other), *_ = paces.items()
+            raise StrategyError(
+                "a worker takes its steps for all variables at once, so all have the same sync, staleness and "
+                f"replicas_to_aggregate (of AllReduce: {Pace()}). Variable {variable!r} has {first}, {other!r} {second}"
+            )
+        return next(iter(paces), Pace())
 
     def to_proto(self) -> pb.Strategy:
         """The wire form, with its id."""

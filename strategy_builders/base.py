@@ -25,6 +25,8 @@ DEFAULT = "AllReduce"
 
 _BUILT_IN: Mapping[str, str] = {
     "AllReduce": "autodist_py.strategy_builders.all_reduce:AllReduce",
+    "PS": "autodist_py.strategy_builders.parameter_server:PS",
+    "PSLoadBalancing": "autodist_py.strategy_builders.parameter_server:PSLoadBalancing",
 }
 
 # Lower-case spellings that a person coming from YAML or a shell writes.

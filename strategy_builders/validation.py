@@ -16,6 +16,7 @@ def validate_strategy(strategy: Strategy, item: GraphItem, resources: ResourceSp
     2. Replicas and reduction destinations are devices of the resources.
     3. A partitioner has one number per axis of its variable, and no more shards than the axis has elements.
     4. A compressor can code the gradient it is given.
+    5. Workers may be as far apart for one variable as for any other.
 
     That a variable or a device is named once, and that groups are not negative, holds for any `Strategy`.
 
@@ -24,6 +25,7 @@ def validate_strategy(strategy: Strategy, item: GraphItem, resources: ResourceSp
     """
     _check_coverage(strategy, item)
     _check_devices(strategy.replicas, resources, "replica")
+    _ = strategy.pace
     sparse = {variable.name for variable in item.sparse_variables}
     for node in strategy.node_config:
         servers = [one.reduction_destination for one in node.synchronizers if isinstance(one, PSSynchronizer)]

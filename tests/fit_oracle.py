@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from autodist_py import AutoDist
+from autodist_py.strategy_builders.base import StrategyBuilder
 from tests.oracle import assert_close
 
 TOLERANCE = 1e-8
@@ -44,11 +45,16 @@ def named(kind: str, variables: list[Any]) -> dict[str, np.ndarray]:
     return {f"{kind} {number}": np.array(variable) for number, variable in enumerate(variables)}
 
 
-def compare(train: Callable[[], dict[str, Any]], *, tolerance: float = TOLERANCE) -> dict[str, Any]:
+def compare(
+    train: Callable[[], dict[str, Any]],
+    *,
+    tolerance: float = TOLERANCE,
+    strategy_builder: StrategyBuilder | str | None = None,
+) -> dict[str, Any]:
     """`train` as it is, and in the scope of an AutoDist."""
     keras.config.set_floatx("float64")
     expected = train()
-    with AutoDist() as autodist, autodist.scope():
+    with AutoDist(strategy_builder=strategy_builder) as autodist, autodist.scope():
         values = train()
     assert values.keys() == expected.keys()
     for name, wanted in expected.items():

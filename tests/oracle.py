@@ -97,6 +97,7 @@ def compare_function(
             actual = run_compiled(*own)
             size = _batch_size(batch)
             _compare_results(_plain(expected), _plain(actual), number, rank, (parts, size), tolerance)
+            distributed.sync()
             _compare_values(single.values(), compiled.values(), f"after step {number + 1}", tolerance)
             if between is not None:
                 between(single, number)
@@ -134,6 +135,7 @@ def compare_graph(
             actual = session.run([compiled.fetches, compiled.train], dict(zip(compiled.feeds, own, strict=True)))
             size = _batch_size(batch)
             _compare_results(expected[0], actual[0], number, rank, (parts, size), tolerance)
+            distributed.sync()
             values = session_values(compiled_graph, session)
             _compare_values(session_values(single_graph, plain), values, f"after step {number + 1}", tolerance)
             if between is not None:

@@ -147,7 +147,7 @@ class HookedModel:
             ClusterError: the data end earlier on some workers than on others, or differ.
         """
         changes: dict[str, Change] = {
-            "callbacks": self._callbacks_here,
+            "callbacks": lambda callbacks: [self._syncing(), *self._callbacks_here(callbacks)],
             "x": partial(self._data_of, "train"),
             "validation_data": partial(self._data_of, "test"),
         }
@@ -171,12 +171,16 @@ class HookedModel:
                 changes.get(name or "", _unchanged)(value)
                 for name, value in itertools.zip_longest(names[: len(args)], args)
             ]
-            options = {name: changes.get(name, _unchanged)(value) for name, value in options.items()}
+            given = options if "callbacks" in names[: len(args)] else {"callbacks": None, **options}
+            options = {name: changes.get(name, _unchanged)(value) for name, value in given.items()}
         result = getattr(type(self._model), method)(self._model, *args, **options)
+        self._require_same_data()
+        return result
+
+    def _require_same_data(self) -> None:
         self._ends.require_same()
         if not any(self._goes_on_empty.values()):
             self._ends.require_together()
-        return result
 
     def _data_of(self, kind: str, data: Any) -> Any:
         """`data` for training or testing: each worker's own dataset goes on empty until those of all have ended."""
@@ -202,6 +206,15 @@ class HookedModel:
                     )
                 here.append(self._keras.callbacks.LambdaCallback(on_train_begin=lambda logs: self._follow_chief()))
         return here
+
+    def _syncing(self) -> Any:
+        """What brings the variables up to date before the user's callbacks see them."""
+
+        def sync(epoch: int, logs: Any) -> None:
+            self._require_same_data()
+            self._workers.sync()
+
+        return self._keras.callbacks.LambdaCallback(on_epoch_end=sync)
 
     def _follow_chief(self) -> None:
         """Take over what BackupAndRestore restored on the chief."""

@@ -33,6 +33,7 @@ class Workers:
             compared with this one.
         compare: each worker's value, by rank; every worker calls it.
         take_chiefs: makes variables equal to the chief's; every worker calls it.
+        sync: makes variables equal to the servers'; every worker calls it.
     """
 
     distribute: Callable[..., Callable[..., Any]]
@@ -43,6 +44,7 @@ class Workers:
     looks_ahead: bool
     compare: Callable[[bytes], Mapping[int, bytes]]
     take_chiefs: Callable[[Iterable[tf.Variable]], None]
+    sync: Callable[[], None]
 
 
 class Ends:

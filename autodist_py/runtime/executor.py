@@ -3,15 +3,17 @@
 import copy
 import uuid
 import weakref
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import tensorflow as tf
 
 from autodist_py import tf_adapter
+from autodist_py.kernel.fragment import TensorSpec
 from autodist_py.kernel.graph_view import ITERATORS, GraphView, rename_functions
 from autodist_py.kernel.names import captured_name, op_of, parse
 from autodist_py.kernel.pipeline import CompiledProgram
+from autodist_py.kernel.program import ServerFunction
 
 
 class Executor:
@@ -35,32 +37,45 @@ class Executor:
             name: what the step is called in profiles.
             namespace: programs of one namespace share the iterators that their graphs make; "": this one has its own.
         """
-        feeds = [source for source in program.item.inputs if source.kind == "feed"]
-        given = {f"{op}:0": tensor for op, tensor in state.items()}
-        given |= {
+        self._program, self._name, self._namespace = program, name, namespace
+        self._given = {f"{op}:0": tensor for op, tensor in state.items()}
+        self._given |= {
             f"{bound.op}:0": variables[bound.variable, bound.replica].handle
             for bound in program.variables
             if (bound.variable, bound.replica) in variables
         }
-        stand_ins = given.keys() | {f"{source.name}:0" for source in feeds}
-        graph = _without(program.graph, {op_of(name) for name in stand_ins})
-        _own_functions(graph, suffix=uuid.uuid4().hex[:12])
-        if namespace:
-            _share_iterators(graph, namespace)
-        names = tf_adapter.register_functions(graph.library)
-        weakref.finalize(self, tf_adapter.forget_functions, names)
-        self._run = tf_adapter.graph_function(
-            name,
-            graph,
-            [(f"{s.name}:0", tf.TensorSpec(s.shape, tf.as_dtype(s.dtype))) for s in feeds],
-            given,
-            [f"{parse(fetch).op}:{parse(fetch).output}" for fetch in program.fetches],
-            program.run_ops,
-        )
+        feeds = [
+            TensorSpec(source.name, tf.as_dtype(source.dtype), source.shape)
+            for source in program.item.inputs
+            if source.kind == "feed"
+        ]
+        self._run = self._function(name, program.graph, feeds, program.fetches, program.run_ops)
 
     def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
         """One step: a value for each of the item's outputs, from a tensor for each of its inputs of kind "feed"."""
         return self._run(feeds)
+
+    def server_function(self, function: ServerFunction) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
+        """What the program's worker runs as a server, with the user's variables."""
+        return self._function(f"{self._name}_server", function.graph, function.takes, function.gives, function.run_ops)
+
+    def _function(
+        self, name: str, view: GraphView, feeds: Sequence[TensorSpec], fetches: Sequence[str], run_ops: Sequence[str]
+    ) -> Callable[[Sequence[tf.Tensor]], list[Any]]:
+        inputs = [(_spelt(feed.name), tf.TensorSpec(feed.shape, feed.dtype)) for feed in feeds]
+        graph = _without(view, {op_of(name) for name in (*self._given, *(name for name, _ in inputs))})
+        _own_functions(graph, suffix=uuid.uuid4().hex[:12])
+        if self._namespace:
+            _share_iterators(graph, self._namespace)
+        names = tf_adapter.register_functions(graph.library)
+        weakref.finalize(self, tf_adapter.forget_functions, names)
+        return tf_adapter.graph_function(name, graph, inputs, self._given, list(map(_spelt, fetches)), run_ops)
+
+
+def _spelt(tensor: str) -> str:
+    """The tensor's name with the number of the result."""
+    name = parse(tensor)
+    return f"{name.op}:{name.output}"
 
 
 def _without(source: GraphView, ops: Set[str]) -> tf.compat.v1.GraphDef:

@@ -24,6 +24,11 @@ class Kept(Generic[Fact]):
         key = id(variable)
         self._facts[key] = (weakref.ref(variable, lambda _: self._facts.pop(key, None)), fact)
 
+    def items(self) -> list[tuple[tf.Variable, Fact]]:
+        """The variables that still live, and their facts, in the order in which they became known."""
+        alive = ((reference(), fact) for reference, fact in list(self._facts.values()))
+        return [(variable, fact) for variable, fact in alive if variable is not None]
+
     def discard(self, variable: tf.Variable) -> None:
         """Forget what is known about `variable`, if anything is."""
         self._facts.pop(id(variable), None)

@@ -109,6 +109,19 @@ def start_server(servers: Sequence[str], rank: int, *, cpus: int) -> None:
         ) from error
 
 
+def task_device(rank: int) -> str:
+    """The CPU of the worker of this rank, as a session names it."""
+    return f"/job:{JOB}/replica:0/task:{rank}/device:CPU:0"
+
+
+def server_target() -> str:
+    """What a session of this process's server is made with."""
+    from tensorflow.python.eager import context
+
+    definition = context.context()._collective_ops_server_def
+    return f"grpc://{definition.cluster.job[0].tasks[definition.task_index]}"
+
+
 def abort_collectives(message: str) -> None:
     """Every collective of this process, waiting or to come, raises tf.errors.AbortedError with `message`."""
     if not eager_context_is_started():

@@ -22,7 +22,7 @@ class SplitBatch:
     Ensures: each op of replica i that read a batched tensor reads its part of the rows. Parts are contiguous and in
         replica order, and the first ones are a row longer where the rows do not divide, so together they are the
         batch in its order. With `batch="global"` the parts are those of all replicas of the cluster; with "local",
-        of this worker's. `program.batch` names the tensors that count the rows.
+        of this worker's. `program.batch` names the tensors that count the rows, of the replicas that step together.
     """
 
     name: ClassVar[str] = "split-batch"
@@ -60,7 +60,7 @@ def _split(
     """For each local replica its part of each tensor; its number of rows; the number of rows of the step."""
     place = program.place
     is_global = program.options.batch == "global"
-    count = place.num_replicas if is_global else len(place.local_replicas)
+    count = len(place.everyone) if is_global else len(place.local_replicas)
     with tf.device(place.host):
         rows = tf.shape(tensors[0], out_type=tf.int64)[0]
         each, longer = rows // count, rows % count
@@ -71,5 +71,8 @@ def _split(
             size = each + tf.cast(index < longer, tf.int64)
             parts.append([tensor[begin : begin + size] for tensor in tensors])
             sizes.append(size)
-        total = rows if is_global else collectives.sum_over_workers(rows)
+        if is_global and place.replicas == place.everyone:
+            total = rows
+        else:
+            total = tf.add_n(sizes) if is_global else collectives.sum_over_workers(rows)
     return parts, sizes, total

@@ -1,19 +1,19 @@
 """Synchronize: what stands between each raw gradient and the update that reads it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist_py.kernel.cross_device_ops.collective import Collectives
 from autodist_py.kernel.names import on_replica, op_of
 from autodist_py.kernel.passes.launches import with_launches
-from autodist_py.kernel.program import Program, Promise
+from autodist_py.kernel.program import Program
 from autodist_py.kernel.rewrite import Edits
 from autodist_py.kernel.synchronizers import all_reduce
 
 
 @dataclass(frozen=True, slots=True)
 class Synchronize:
-    """Every recorded gradient is combined over all replicas before anything reads it.
+    """Every gradient of a variable that lives on the workers is combined over all replicas before anything reads it.
 
     Requires: a replicated graph in which each recorded gradient's tensors are the results of ops of their own
         (`Identity`: capture makes them), so that all that reads a gradient reads it there.
@@ -37,4 +37,4 @@ class Synchronize:
                     for seam, tensor in zip(gradient.tensors, tensors, strict=True):
                         edits.set_input(on_replica(replica, op_of(seam)), 0, tensor)
             program = with_launches(program, collectives, rank=group.rank(program), what=str(group))
-        return program.promising(Promise.COMBINED, edits.apply(view))
+        return replace(program, graph=edits.apply(view))

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist_py.kernel.cross_device_ops.collective import REDUCIBLE, Collectives
-from autodist_py.kernel.fragment import Fragment, TensorSpec, trace
+from autodist_py.kernel.fragment import Fragment, trace
 from autodist_py.kernel.graph_view import GraphView
-from autodist_py.kernel.names import KERNEL_SCOPE, on_replica, op_of
+from autodist_py.kernel.names import KERNEL_SCOPE, op_of
 from autodist_py.kernel.program import Program
-from autodist_py.kernel.weights import batch_specs, replica_weights, weighted
+from autodist_py.kernel.weights import batch_specs, raw_gradient, replica_weights, sum_duplicates, weighted
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient
 from autodist_py.proto.strategy import AllReduceSynchronizer
@@ -69,10 +69,7 @@ def groups(program: Program) -> Iterator[Group]:
             continue  # It is computed from replicated values alone (a regularizer's): equal on all replicas.
         synchronizer = program.strategy.node(gradient.variable).synchronizer
         if not isinstance(synchronizer, AllReduceSynchronizer):
-            raise StrategyError(
-                f"variable '{gradient.variable}' is synchronized by {type(synchronizer).__name__}, "
-                "which this version cannot run; use AllReduce"
-            )
+            continue
         dtype = tf.as_dtype(program.item.variable(gradient.variable).dtype)
         stage = program.analysis.gradient_stage(gradient)
         _check(synchronizer, gradient, dtype)
@@ -110,7 +107,7 @@ def combine(program: Program, group: Group, view: GraphView, collectives: Collec
     gradient; indices, values and dense shape of a sparse one.
     """
     raw = [
-        [_raw(program, gradient, view, replica) for replica in range(program.num_local_replicas)]
+        [raw_gradient(program, gradient, view, replica) for replica in range(program.num_local_replicas)]
         for gradient in group.gradients
     ]
 
@@ -123,19 +120,6 @@ def combine(program: Program, group: Group, view: GraphView, collectives: Collec
         return _reduce_dense(program, group, dense, weights, collectives)
 
     return trace(reduce, [batch_specs(program), raw], scope=group.scope)
-
-
-def _raw(program: Program, gradient: Gradient, view: GraphView, replica: int) -> list[TensorSpec]:
-    """What the gradient's own ops read on `replica`: the raw gradient's tensors."""
-    shape = program.item.variable(gradient.variable).shape
-    shapes: list[tuple[int | None, ...]] = (
-        [(None,), (None, *shape[1:]), (len(shape),)] if gradient.is_sparse else [shape]
-    )
-    seams = (view.nodes[on_replica(replica, op_of(tensor))] for tensor in gradient.tensors)
-    return [
-        TensorSpec(seam.input[0], tf.as_dtype(seam.attr["T"].type), known)
-        for seam, known in zip(seams, shapes, strict=True)
-    ]
 
 
 def _reduce_dense(
@@ -194,18 +178,12 @@ def _reduce_sparse(
     with tf.device(replicas[0].device):
         indices, values = (tf.concat(rows, axis=0) if len(rows) > 1 else rows[0] for rows in zip(*parts, strict=True))
         if program.options.sum_duplicates:
-            indices, values = _sum_duplicates(indices, values)
+            indices, values = sum_duplicates(indices, values)
         indices, values = collectives.gather_rows([indices, values])
         if program.options.sum_duplicates and collectives.num_workers > 1:
-            indices, values = _sum_duplicates(indices, values)
+            indices, values = sum_duplicates(indices, values)
     combined = []
     for replica, (_, _, dense_shape) in zip(replicas, gradients, strict=True):
         with tf.device(replica.device):
             combined.append([tf.identity(indices), tf.identity(values), dense_shape])
     return combined
-
-
-def _sum_duplicates(indices: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Each row once, with the sum of its values, in the order in which rows first occur."""
-    distinct, positions = tf.unique(indices)
-    return distinct, tf.math.unsorted_segment_sum(values, positions, tf.shape(distinct)[0])

@@ -91,7 +91,6 @@ def strategy_with(synchronizer):
 @pytest.mark.parametrize(
     ("synchronizer", "message"),
     [
-        (PSSynchronizer("127.0.0.1:CPU:0"), "variable 'v0' is synchronized by PSSynchronizer"),
         (AllReduceSynchronizer("NCCL"), "variable 'v0': all_reduce_spec 'NCCL' cannot run on CPU devices; use AUTO"),
         (AllReduceSynchronizer(compressor="PowerSGDCompressor"), "compressor 'PowerSGDCompressor' is not available"),
     ],
@@ -101,3 +100,13 @@ def test_what_cannot_run_is_refused_with_the_variable_and_the_pass(synchronizer,
         programs.after("synchronize", programs.two_stages(), programs.place(2), strategy_with(synchronizer))
     before = "replicate, refresh, read-data, split-batch, combine"
     assert raised.value.__notes__ == [f"in pass 'synchronize', after {before}"]
+
+
+def test_a_compressor_of_a_server_is_refused_with_the_variable_and_the_pass():
+    strategy = strategy_with(PSSynchronizer("127.0.0.1:CPU:0", compressor="HorovodCompressor"))
+    with pytest.raises(
+        StrategyError, match="variable 'v0': compressor 'HorovodCompressor' of a PS synchronizer"
+    ) as raised:
+        programs.after("serve", programs.two_stages(), programs.place(2), strategy)
+    before = "replicate, refresh, read-data, split-batch, combine, synchronize"
+    assert raised.value.__notes__ == [f"in pass 'serve', after {before}"]

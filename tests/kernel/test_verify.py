@@ -122,7 +122,7 @@ def test_a_gradient_that_is_not_combined_is_named():
         edits.set_input(on_replica(1, op_of(seam)), 0, on_replica(1, raw))
 
     with pytest.raises(InvalidGraphError, match=r"the gradient of 'w' is not combined(?s:.*)  > AutoDist-Replica-1/"):
-        broken("synchronize", read_raw)
+        broken("serve", read_raw)
 
 
 def test_a_new_writer_of_a_variable_is_named():

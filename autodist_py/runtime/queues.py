@@ -1,0 +1,33 @@
+"""Queues of this process, used in its eager context."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from autodist_py.kernel.serving.queues import named_queue
+
+HOST = "/device:CPU:0"
+"""The device of all queues of a process."""
+
+
+class Queue:
+    """A queue of this process. It is made and used in the eager context, on `HOST`."""
+
+    def __init__(self, name: str, types: Sequence[tf.DType]):
+        self._types, self._handle = list(types), named_queue(name, types)
+
+    def put(self, components: Sequence[tf.Tensor]) -> None:
+        """Add an element; waits while the queue is full."""
+        tf.raw_ops.QueueEnqueueV2(handle=self._handle, components=list(components))
+
+    def take(self) -> list[tf.Tensor]:
+        """The first element; waits while there is none.
+
+        Raises:
+            OutOfRangeError: the queue is closed.
+        """
+        return tf.raw_ops.QueueDequeueV2(handle=self._handle, component_types=self._types)
+
+    def close(self) -> None:
+        """Whoever waits for the queue, or will, gets an error."""
+        tf.raw_ops.QueueCloseV2(handle=self._handle, cancel_pending_enqueues=True)

@@ -1,0 +1,66 @@
+"""What both sides of an exchange ask of a program."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
+from autodist_py.kernel.names import on_replica, op_of, parse
+from autodist_py.kernel.program import Program
+from autodist_py.kernel.synchronizers.parameter_server import Exchange
+from autodist_py.kernel.tf_adapter import output_type
+from autodist_py.proto.graph_item import Gradient
+
+
+def is_in_graph(program: Program) -> bool:
+    """Whether no message travels: one worker, each of whose gradients is an update."""
+    return len(program.place.all_workers) == 1 and program.strategy.pace.replicas_to_aggregate <= 1
+
+
+def writers_in(program: Program, exchange: Exchange, handle: str) -> list[str]:
+    """The ops of the captured graph that write the variable in the exchange."""
+    return [op for op in program.analysis.writes[handle] if op in exchange.ops]
+
+
+def first_writers(program: Program, exchange: Exchange) -> list[str]:
+    """All that write a variable in the exchange, on the first replica."""
+    writers = {op: None for handle in program.analysis.writes for op in writers_in(program, exchange, handle)}
+    return [on_replica(0, op) for op in writers]
+
+
+def read_of(program: Program, handle: str, name: str, device: str, *, waits: Sequence[str]) -> tf.compat.v1.NodeDef:
+    """An op that reads the first replica's variable after `waits`."""
+    node = tf.compat.v1.NodeDef(name=name, op="ReadVariableOp", device=device)
+    node.input.extend([on_replica(0, handle), *(f"^{other}" for other in waits)])
+    node.attr["dtype"].CopyFrom(program.analysis.captured.nodes[handle].attr["dtype"])
+    return node
+
+
+def type_of(view: GraphView, tensor: str) -> tf.DType:
+    """The type of a tensor of the graph."""
+    name = parse(tensor)
+    return output_type(view.nodes[name.op], name.output)
+
+
+def spelt(tensor: str) -> str:
+    """The one way in which a tensor's name is written here."""
+    return str(parse(tensor))
+
+
+def is_varying(program: Program, gradient: Gradient) -> bool:
+    """Whether the raw gradient differs between replicas."""
+    captured = program.analysis.captured
+    raw = {op_of(captured.nodes[op_of(tensor)].input[0]) for tensor in gradient.tensors}
+    return bool(raw & program.analysis.varying)
+
+
+def reduction_of(program: Program, gradient: Gradient) -> str:
+    """What the gradient's loss does over examples."""
+    return gradient.reduction or program.item.loss_reduction
+
+
+def with_variables(program: Program, nodes: Sequence[tf.compat.v1.NodeDef]) -> GraphView:
+    """A graph of `nodes` and the variables that they use."""
+    handles = {op_of(name) for node in nodes for name in node.input}
+    handles &= {node.name for node in program.graph.of_type({VARIABLE_OP})}
+    return program.graph.made_of([*nodes, *(program.graph.nodes[handle] for handle in sorted(handles))], ())

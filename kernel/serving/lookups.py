@@ -1,0 +1,115 @@
+"""Lookups: a worker asks for the rows of its batch, each once, and the server answers with them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist_py.kernel.fragment import Fragment, TensorSpec, trace
+from autodist_py.kernel.names import KERNEL_SCOPE, on_replica
+from autodist_py.kernel.parcel import Parcel
+from autodist_py.kernel.program import Channel, Program, ServerFunction, ServerProgram
+from autodist_py.kernel.serving.common import read_of, type_of, with_variables
+from autodist_py.kernel.serving.messages import trade
+from autodist_py.kernel.synchronizers.lookups import by_table
+from autodist_py.kernel.synchronizers.parameter_server import Exchange, Service
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The ops by which a worker asks for rows, and those that pass them on under the names of the lookups."""
+
+    fragment: Fragment
+    results: tuple[tf.compat.v1.NodeDef, ...]
+
+
+def lookup_channel(program: Program, service: Service, exchange: Exchange, number: int) -> Channel:
+    """The channel of an exchange of lookups: indices of rows for each table, and the rows."""
+    tables = [handle for handle, _ in by_table(exchange.lookups)]
+    return Channel(
+        server=service.worker,
+        service=f"{program.options.channel}/{service.worker}",
+        number=number,
+        sent=Parcel(tuple(TensorSpec(handle, tf.int64, (None,)) for handle in tables), ("rows",) * len(tables)),
+        answered=Parcel(tuple(_rows(program, handle) for handle in tables), ("rows",) * len(tables)),
+    )
+
+
+def asked(program: Program, exchange: Exchange, channel: Channel) -> Asked:
+    """What a worker does: all its replicas' lookups together."""
+    replicas = range(program.num_local_replicas)
+    places = [
+        [on_replica(replica, lookup.op) for lookup in lookups for replica in replicas]
+        for _, lookups in by_table(exchange.lookups)
+    ]
+    nodes = program.graph.nodes
+    ids = [[TensorSpec(nodes[op].input[1], type_of(program.graph, nodes[op].input[1])) for op in ops] for ops in places]
+
+    def look_up(ids: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
+        with tf.device(program.place.host):
+            flat = [[tf.reshape(tf.cast(one, tf.int64), [-1]) for one in table] for table in ids]
+            distinct = [tf.unique(tf.concat(parts, axis=0)) for parts in flat]
+            rows = trade(program, channel, [one.y for one in distinct]).answered
+            return [
+                [
+                    tf.gather(brought, tf.reshape(positions, tf.shape(one)))
+                    for one, positions in zip(
+                        table, tf.split(where.idx, [tf.size(part) for part in parts], num=len(parts)), strict=True
+                    )
+                ]
+                for table, parts, where, brought in zip(ids, flat, distinct, rows, strict=True)
+            ]
+
+    fragment = trace(look_up, [ids], scope=f"{KERNEL_SCOPE}/{channel.name}")
+    results = [
+        _passing_on(program, op, tensor)
+        for ops, tensors in zip(places, fragment.outputs, strict=True)
+        for op, tensor in zip(ops, tensors, strict=True)
+    ]
+    return Asked(fragment, tuple(results))
+
+
+def lookup_program(program: Program, exchange: Exchange, channel: Channel) -> ServerProgram:
+    """What the server does: it reads the rows."""
+    scope = f"{KERNEL_SCOPE}/{channel.name}/server"
+    tables = [handle for handle, _ in by_table(exchange.lookups)]
+    device = program.place.local_replicas[0].device
+    message = tuple(
+        TensorSpec(f"{scope}/message_{position}", dtype) for position, dtype in enumerate(channel.sent.types)
+    )
+    kept = tuple(TensorSpec(f"{scope}/ids_{position}", tf.int64, (None,)) for position in range(len(tables)))
+    reads = [read_of(program, handle, f"{scope}/{handle}", device, waits=[]) for handle in tables]
+    values = [
+        TensorSpec(read.name, tf.as_dtype(variable.dtype), variable.shape)
+        for read, variable in zip(reads, map(program.item.variable, tables), strict=True)
+    ]
+    with tf.device(program.place.host):
+        received = trace(channel.sent.unpack, [list(message)], scope=f"{scope}/received")
+        rows = trace(
+            lambda values, ids: channel.answered.pack(list(map(tf.gather, values, ids))),
+            [values, list(kept)],
+            scope=f"{scope}/answer",
+        )
+    return ServerProgram(
+        channel=channel,
+        update=ServerFunction(with_variables(program, received.nodes), takes=message, gives=tuple(received.outputs)),
+        num_messages=1,
+        each=True,
+        taken=(),
+        kept=tuple(spec.name for spec in kept),
+        answer=ServerFunction(with_variables(program, [*reads, *rows.nodes]), takes=kept, gives=tuple(rows.outputs)),
+    )
+
+
+def _rows(program: Program, handle: str) -> TensorSpec:
+    variable = program.item.variable(handle)
+    return TensorSpec(handle, tf.as_dtype(variable.dtype), (None, *variable.shape[1:]))
+
+
+def _passing_on(program: Program, op: str, tensor: str) -> tf.compat.v1.NodeDef:
+    """An op in the place of the lookup `op`."""
+    lookup = program.graph.nodes[op]
+    node = tf.compat.v1.NodeDef(name=op, op="Identity", device=lookup.device, input=[tensor])
+    node.input.extend(name for name in lookup.input if name.startswith("^"))
+    node.attr["T"].type = lookup.attr["dtype" if lookup.op == "ResourceGather" else "Tparams"].type
+    return node

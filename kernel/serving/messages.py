@@ -1,0 +1,182 @@
+"""What workers send to servers, and take from them: the messages of an exchange, and the ops that send them."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from autodist_py.kernel.fragment import Fragment, TensorSpec, trace
+from autodist_py.kernel.names import KERNEL_SCOPE
+from autodist_py.kernel.parcel import Parcel
+from autodist_py.kernel.program import Channel, Program
+from autodist_py.kernel.serving.common import is_in_graph, is_varying, reduction_of, type_of
+from autodist_py.kernel.serving.queues import RUNG, named_queue
+from autodist_py.kernel.synchronizers.parameter_server import Exchange, Service
+from autodist_py.kernel.weights import batch_specs, raw_gradient, replica_weights, sum_duplicates, weighted
+from autodist_py.proto.graph_item import Gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What stands in the place of what a server computes in one exchange, on the workers.
+
+    Attributes:
+        tensors: for each tensor of the captured graph that workers read, the one that brings its value.
+        variables: for each refreshed variable, the tensor that brings its new value.
+        ready: the op to wait for.
+    """
+
+    tensors: Mapping[str, str]
+    variables: Mapping[str, str]
+    ready: str
+
+
+@dataclass(frozen=True, slots=True)
+class Traded:
+    """A message that is sent, and the answer to it.
+
+    Attributes:
+        enqueue: the op that sends it.
+        dequeue: the op that takes the answer.
+        answered: what the answer brings.
+    """
+
+    enqueue: str
+    dequeue: str
+    answered: list[tf.Tensor]
+
+
+def trade(program: Program, channel: Channel, tensors: Sequence[tf.Tensor]) -> Traded:
+    """Send `tensors`, and take the answer; to be traced."""
+    worker = program.place.worker
+    queue = named_queue(channel.push(worker), channel.sent.types)
+    enqueue = tf.raw_ops.QueueEnqueueV2(handle=queue, components=channel.sent.pack(tensors))
+    last = enqueue
+    if channel.server == worker:  # Nobody carries it there.
+        rung = tf.constant([worker, channel.number], tf.int64)
+        with tf.control_dependencies([enqueue]):
+            last = tf.raw_ops.QueueEnqueueV2(handle=named_queue(channel.bell, RUNG), components=[rung])
+    queue = named_queue(channel.answer(worker), channel.answered.types)
+    with tf.control_dependencies([last]):
+        dequeued = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=channel.answered.types)
+    return Traded(enqueue.name, dequeued[0].op.name, channel.answered.unpack(dequeued))
+
+
+def channel_of(program: Program, service: Service, exchange: Exchange, number: int) -> Channel:
+    """The channel of an exchange that is no lookup."""
+    view = program.analysis.captured
+    specs: list[TensorSpec] = []
+    joins: list[str] = []
+    for gradient, (tensors, *_) in zip(exchange.gradients, raw_gradients(program, exchange), strict=True):
+        differs = is_varying(program, gradient)
+        specs += [replace(spec, name=seam) for spec, seam in zip(tensors, gradient.tensors, strict=True)]
+        joins += (["rows", "rows", "same"] if gradient.is_sparse else ["sum"]) if differs else ["same"] * len(tensors)
+    specs += [TensorSpec(value, type_of(view, value)) for value in exchange.values]
+    joins += ["same"] * len(exchange.values)
+    counts = program.strategy.pace.replicas_to_aggregate > 0
+    if counts:
+        specs.append(TensorSpec("", tf.float64, ()))
+        joins.append("sum")
+    answered = [TensorSpec(tensor, type_of(view, tensor)) for tensor in exchange.answers]
+    for handle in exchange.refreshed:
+        variable = program.item.variable(handle)
+        answered.append(TensorSpec(handle, tf.as_dtype(variable.dtype), variable.shape))
+    if not answered:  # It says that the update is done.
+        answered.append(TensorSpec("", tf.int32, ()))
+    return Channel(
+        server=service.worker,
+        service=f"{program.options.channel}/{service.worker}",
+        number=number,
+        sent=Parcel(tuple(specs), tuple(joins)),
+        answered=Parcel(tuple(answered), ("same",) * len(answered)),
+        counts=counts,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The ops by which a worker sends a message and takes the answer."""
+
+    fragment: Fragment
+    enqueue: str
+    answer: Answer
+
+
+def sent(program: Program, exchange: Exchange, channel: Channel, summable: Collection[str]) -> Sent:
+    """What a worker does in an exchange."""
+    made: list[Traded] = []
+    values = [
+        TensorSpec(next(program.copies(value)), type_of(program.analysis.captured, value)) for value in exchange.values
+    ]
+
+    def send(batch: Sequence[tf.Tensor], gradients: Any, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        summed = summed_gradients(program, exchange.gradients, batch, gradients, summable)
+        with tf.device(program.place.host):
+            if channel.counts:
+                values = [*values, tf.cast(batch[0], tf.float64) if batch else tf.ones([], tf.float64)]
+            made.append(trade(program, channel, [*(part for parts in summed for part in parts), *values]))
+            return made[0].answered
+
+    fragment = trace(
+        send, [batch_specs(program), raw_gradients(program, exchange), values], scope=f"{KERNEL_SCOPE}/{channel.name}"
+    )
+    brought = dict(zip([*exchange.answers, *exchange.refreshed], fragment.outputs, strict=False))
+    answer = Answer(
+        {tensor: brought[tensor] for tensor in exchange.answers},
+        {handle: brought[handle] for handle in exchange.refreshed},
+        made[0].dequeue,
+    )
+    return Sent(fragment, made[0].enqueue, answer)
+
+
+def raw_gradients(program: Program, exchange: Exchange) -> list[list[list[TensorSpec]]]:
+    """For each gradient and local replica the raw tensors."""
+    return [
+        [raw_gradient(program, gradient, program.graph, replica) for replica in range(program.num_local_replicas)]
+        for gradient in exchange.gradients
+    ]
+
+
+def summed_gradients(
+    program: Program,
+    gradients: Sequence[Gradient],
+    batch: Sequence[tf.Tensor],
+    copies: Sequence[Sequence[Sequence[tf.Tensor]]],
+    summable: Collection[str],
+) -> list[list[tf.Tensor]]:
+    """Each gradient of this worker's replicas together, on its host: what it adds to the sum over workers.
+
+    Rows of one index are added up where that is asked for, and for the `summable` variables.
+    """
+    with tf.device(program.place.host):
+        summed = []
+        for gradient, replicas in zip(gradients, copies, strict=True):
+            if is_varying(program, gradient):
+                weights = replica_weights(program, batch, reduction_of(program, gradient))
+            else:  # It is computed from replicated values alone: equal on all replicas.
+                replicas, weights = replicas[:1], [tf.ones([], tf.float64)]
+            scale = _scale(program, gradient, batch)
+            values = [
+                weighted(tensors[1 if gradient.is_sparse else 0], weight if scale is None else weight * scale)
+                for tensors, weight in zip(replicas, weights, strict=True)
+            ]
+            if gradient.is_sparse:
+                rows = tf.concat([tensors[0] for tensors in replicas], axis=0), tf.concat(values, axis=0)
+                if program.options.sum_duplicates or gradient.variable in summable:
+                    rows = sum_duplicates(*rows)
+                summed.append([*rows, tf.identity(replicas[0][2])])
+            else:
+                summed.append([tf.add_n(values)])
+        return summed
+
+
+def _scale(program: Program, gradient: Gradient, batch: Sequence[tf.Tensor]) -> tf.Tensor | None:
+    """By how much more a gradient of a mean counts than what this worker's replicas make of it by themselves."""
+    pace = program.strategy.pace
+    if reduction_of(program, gradient) == "mean" and not is_in_graph(program):
+        if pace.staleness:
+            return tf.constant(1.0 / len(program.place.all_workers), tf.float64)
+        if pace.replicas_to_aggregate and batch and is_varying(program, gradient):
+            return tf.cast(batch[0], tf.float64)  # The server divides by the examples of all whom it hears.
+    return None

@@ -1,0 +1,138 @@
+"""Which side, the workers or one of the servers, computes what is computed from the gradients that servers combine."""
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import networkx as nx
+import tensorflow as tf
+
+from autodist_py.kernel.graph_view import VARIABLE_OP
+from autodist_py.kernel.names import op_of
+from autodist_py.kernel.program import Program
+from autodist_py.proto.errors import StrategyError
+from autodist_py.proto.graph_item import Gradient
+
+WORKERS = -1
+"""The side of what no server does."""
+
+
+class Division:
+    """Which side computes what is computed from gradients of variables that live on servers.
+
+    Attributes:
+        seams: the ops that pass on gradients, each with its variable's side.
+        held: variables that live on servers, each with its server.
+        side: for each op that is computed from such gradients, or writes such a variable: its server, or WORKERS.
+    """
+
+    def __init__(self, program: Program, sides: Mapping[Gradient, int]):
+        self._view = program.analysis.captured
+        self._varying = program.analysis.varying
+        self._writes = {handle: set(writers) for handle, writers in program.analysis.writes.items() if writers}
+        self.seams = {op_of(tensor): side for gradient, side in sides.items() for tensor in gradient.tensors}
+        self._trained = {gradient.variable: side for gradient, side in sides.items()}
+        self.held: dict[str, int] = {}
+        derived = self._derived()
+        self._need = self._reaching(derived)
+        self._lead = self._led_to(derived)
+        self.side = {op: self._side(op) for op in derived}
+
+    @cached_property
+    def moved(self) -> set[str]:
+        """The ops that servers run in the workers' place."""
+        return {op for op, side in self.side.items() if side != WORKERS}
+
+    def _derived(self) -> set[str]:
+        """What is computed from gradients that servers combine, and all that writes the variables which they hold.
+
+        A variable may be written from what another one was written before: an optimizer reads its state again.
+        """
+        writers = set().union(*self._writes.values())
+        writing = self._view.dataflow_ancestors(writers - self._varying, blocked=self._varying)
+        served = [seam for seam, side in self.seams.items() if side != WORKERS]
+        derived = self._view.dataflow_descendants(served, blocked=self._varying)
+        seen: set[str] = set()
+        while new := {handle for handle, those in self._writes.items() if those & derived} - seen:
+            seen |= new
+            for handle in sorted(new):
+                side = self._home(handle)
+                if side == WORKERS:
+                    continue
+                self.held[handle] = side
+                derived |= self._writes[handle]
+                after = set().union(*(nx.descendants(self._view.digraph, writer) for writer in self._writes[handle]))
+                reads = self._view.dataflow_consumers([handle]) & after & writing
+                derived |= self._view.dataflow_descendants(reads, blocked=self._varying) & writing
+        return derived
+
+    def _home(self, handle: str) -> int:
+        """Where a variable lives: one that is not trained, with the variable whose gradient its own value is made of.
+
+        A scalar, such as a norm, may be made of all gradients; what is made of it is not for that.
+        """
+        if handle in self._trained:
+            return self._trained[handle]
+        homes = set(self.seams.values())
+        if len(homes) == 1:
+            return homes.pop()
+        writers = self._writes[handle]
+        raw = {op_of(name) for seam in self.seams for name in self._view.nodes[seam].input} - self.seams.keys()
+        for blocked in (raw | (self.scalars - writers - self.seams.keys()), raw):
+            behind = self._view.dataflow_ancestors(writers, blocked=blocked)
+            sides = {side for seam, side in self.seams.items() if seam in behind}
+            sides |= {self.held[other] for other in self.held.keys() & behind}
+            if len(sides) == 1:
+                return sides.pop()
+        return WORKERS
+
+    @cached_property
+    def scalars(self) -> set[str]:
+        """Ops whose results are scalars, as far as their graph shows."""
+        with tf.Graph().as_default() as graph:
+            tf.graph_util.import_graph_def(self._view.graph_def(), name="")
+        results = {op.name: op.outputs for op in graph.get_operations() if op.type != VARIABLE_OP}
+        return {op for op, tensors in results.items() if tensors and all(one.shape.rank == 0 for one in tensors)}
+
+    def _reaching(self, derived: set[str]) -> dict[str, set[int]]:
+        """For each of `derived` the sides whose gradients it is computed from."""
+        found: dict[str, set[int]] = {}
+        for op in self._view.dataflow_order(derived | self.seams.keys()):
+            reads = (op_of(name) for name in self._view.nodes[op].input if not name.startswith("^"))
+            found[op] = {self.seams[op]} if op in self.seams else set().union(*(found.get(read, ()) for read in reads))
+        return found
+
+    def _led_to(self, derived: set[str]) -> dict[str, set[int]]:
+        """For each of `derived` the sides of the variables that are written from it."""
+        found: dict[str, set[int]] = {op: set() for op in derived}
+        for handle, writers in self._writes.items():
+            for writer in writers & derived:
+                found[writer].add(self.held.get(handle, WORKERS))
+        for op in reversed(list(self._view.dataflow_order(derived))):
+            for name in self._view.nodes[op].input:
+                if op_of(name) in derived and not name.startswith("^"):
+                    found[op_of(name)] |= found[op]
+        return found
+
+    def _side(self, op: str) -> int:
+        if op in self.seams:
+            return self.seams[op]
+        handles = [
+            op_of(name) for name in self._view.nodes[op].input if self._view.nodes[op_of(name)].op == VARIABLE_OP
+        ]
+        homes = {self.held[handle] for handle in handles if handle in self.held}
+        homes |= {WORKERS for handle in handles if op in self._writes.get(handle, ()) and handle not in self.held}
+        if len(homes) > 1:
+            homes_of = {handle: self._trained[handle] for handle in handles if handle in self._trained}
+            listed = ", ".join(f"'{handle}' ({_place(side)})" for handle, side in sorted(homes_of.items()))
+            raise StrategyError(
+                f"'{op}' updates several variables in one op, as gradient accumulation does, and they live apart: "
+                f"{listed}. Give them one synchronizer, and one server (PSLoadBalancing does)"
+            )
+        for sides in (homes, self._lead[op], self._need[op]):
+            if len(sides) == 1:
+                return min(sides)
+        return WORKERS
+
+
+def _place(side: int) -> str:
+    return "workers" if side == WORKERS else f"server on worker {side}"

@@ -1,0 +1,345 @@
+"""Parameter server: a variable, its optimizer state and its update live on one worker, the server.
+
+This module says which ops of the captured graph a server runs, and what crosses between it and the workers; the Serve
+pass cuts the graph there. What it says does not depend on which worker asks.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import networkx as nx
+
+from autodist_py.kernel.graph_view import (
+    ITERATORS,
+    PASSES_HANDLE,
+    READS_VARIABLE,
+    STANDS_ONCE,
+    VARIABLE_OP,
+    GraphView,
+)
+from autodist_py.kernel.names import op_of, parse
+from autodist_py.kernel.program import Program
+from autodist_py.kernel.synchronizers.division import WORKERS, Division
+from autodist_py.kernel.synchronizers.lookups import Lookup, adds_rows_up, lookups_of
+from autodist_py.proto.errors import StrategyError
+from autodist_py.proto.graph_item import Gradient
+from autodist_py.proto.strategy import PSSynchronizer
+
+_STAYS = STANDS_ONCE | ITERATORS
+"""Op types that are each worker's own, with all that is made of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What every worker sends to a server, what the server makes of it, and what each gets back.
+
+    Attributes:
+        gradients: raw ones that are sent; the server combines them over the workers.
+        values: tensors that are equal on all workers, which the server needs beside.
+        ops: what the server computes, of the captured graph.
+        answers: tensors that it computes and workers read.
+        refreshed: handles of the variables that it writes and workers read.
+        lookups: reads of rows of its tables. An exchange that has some has nothing else, and every worker is answered
+            by itself.
+    """
+
+    gradients: tuple[Gradient, ...] = ()
+    values: tuple[str, ...] = ()
+    ops: frozenset[str] = frozenset()
+    answers: tuple[str, ...] = ()
+    refreshed: tuple[str, ...] = ()
+    lookups: tuple[Lookup, ...] = ()
+
+    @property
+    def seams(self) -> frozenset[str]:
+        """The ops that pass on its gradients."""
+        return frozenset(op_of(tensor) for gradient in self.gradients for tensor in gradient.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What one server does for a step.
+
+    Attributes:
+        worker: the server's rank.
+        exchanges: in the order in which they follow one another.
+        held: handles of the variables that live there.
+        counted: ops that write what the update reads, though no gradient reaches them (a number of steps): the server
+            runs them as part of the update; every other worker runs them for its own copy of the variable.
+    """
+
+    worker: int
+    exchanges: tuple[Exchange, ...]
+    held: tuple[str, ...]
+    counted: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How a step is divided between the workers and the servers.
+
+    Attributes:
+        services: what each server does, by rank.
+        moved: ops of the captured graph that servers run in the workers' place.
+        stays: ops that workers run.
+        summable: the variables of whose sparse gradients rows may be added up before the update sees them.
+    """
+
+    services: tuple[Service, ...]
+    moved: frozenset[str]
+    stays: frozenset[str]
+    summable: frozenset[str]
+
+
+def synchronizer_of(program: Program, gradient: Gradient) -> PSSynchronizer | None:
+    """How the gradient's variable is served; None where it lives on the workers."""
+    synchronizer = program.strategy.node(gradient.variable).synchronizer
+    return synchronizer if isinstance(synchronizer, PSSynchronizer) else None
+
+
+def serving(program: Program) -> Serving | None:
+    """How the step of `program` is divided; None where no variable lives on a server.
+
+    Raises:
+        StrategyError: the strategy asks for what this version, or this graph, cannot do; it names the variable.
+    """
+    sides: dict[Gradient, int] = {}
+    for gradient in program.item.gradients:
+        synchronizer = synchronizer_of(program, gradient)
+        if synchronizer is None:
+            sides[gradient] = WORKERS
+        else:
+            _require_available(gradient.variable, synchronizer)
+            sides[gradient] = program.place.servers[synchronizer.reduction_destination]
+    servers = sorted(set(sides.values()) - {WORKERS})
+    if not servers:
+        return None
+    division = Division(program, sides)
+    cuts = {server: _Cut(program, division, server) for server in servers}
+    stays = _stays(program, cuts.values(), division)
+    _set_rounds(program, cuts, division)
+    services = tuple(cut.service(stays) for cut in cuts.values())
+    summable = frozenset(
+        gradient.variable
+        for gradient, side in sides.items()
+        if side != WORKERS
+        and gradient.is_sparse
+        and adds_rows_up(program.analysis.captured, op_of(gradient.tensors[1]), division.scalars)
+    )
+    return Serving(services, frozenset(division.moved), frozenset(stays), summable)
+
+
+def _require_available(variable: str, synchronizer: PSSynchronizer) -> None:
+    if synchronizer.compressor != "NoneCompressor":
+        raise StrategyError(
+            f"variable '{variable}': compressor '{synchronizer.compressor}' of a PS synchronizer is not available; "
+            "leave it out"
+        )
+
+
+def _stays(program: Program, cuts: Collection["_Cut"], division: Division) -> set[str]:
+    """The ops that workers run: all that results, other writes, gradients and what servers are sent need."""
+    captured, moved = program.analysis.captured, division.moved
+    ends = {op_of(output.tensor) for output in program.item.outputs}
+    ends |= {op for op in program.item.run_ops if captured.nodes[op].op not in READS_VARIABLE}
+    ends |= {writer for writers in program.analysis.writes.values() for writer in writers}
+    ends |= {op_of(value) for cut in cuts for value in cut.values}
+    ends |= {op_of(name) for seam in division.seams for name in captured.nodes[seam].input}
+    return captured.ancestors(ends - moved, blocked=moved)
+
+
+class _Cut:
+    """The captured graph, cut around the update of what one server holds.
+
+    Attributes:
+        ops: all that the server runs: the moved ops, and copies of what they are computed from.
+        given: seams and other ops whose results it is sent.
+        values: tensors that it needs and cannot compute.
+        lookups: the reads of rows that it is asked for.
+        round: for each of `ops` and `given`, and of the ops of lookups, the number of the exchange in which the server
+            has it.
+    """
+
+    def __init__(self, program: Program, division: Division, server: int):
+        self.server = server
+        self._program, self._division = program, division
+        self._view = program.analysis.captured
+        self._writes = {handle: set(writers) for handle, writers in program.analysis.writes.items() if writers}
+        self._held = {handle for handle, side in division.held.items() if side == server}
+        self._seams = {seam for seam, side in division.seams.items() if side == server}
+        self._moved = {op for op, side in division.side.items() if side == server}
+        self.values: dict[str, None] = {}
+        self._counted: set[str] = set()
+        self.ops = self._moved - self._seams
+        self._close_over()
+        self.given = self._seams | {op_of(value) for value in self.values}
+        self.lookups: dict[str, Lookup] = {}
+        if len(program.place.all_workers) > 1:
+            self.lookups = {lookup.op: lookup for handle in sorted(self._held) for lookup in self._lookups(handle)}
+        self.round: dict[str, int] = {}
+
+    def _lookups(self, handle: str) -> tuple[Lookup, ...]:
+        gradients = (one for one in self._program.item.gradients if one.variable == handle)
+        synchronizers = [synchronizer_of(self._program, gradient) for gradient in gradients]
+        if any(one is None or one.local_replication for one in synchronizers):
+            return ()
+        return lookups_of(self._program, handle, self._division.moved)
+
+    def service(self, stays: set[str]) -> Service:
+        """What the server does; `stays` are the ops that workers run."""
+        self._require_settled(stays)
+        held = tuple(sorted(self._held))
+        return Service(self.server, tuple(self._exchanges(stays)), held, frozenset(self._counted))
+
+    def _close_over(self) -> None:
+        """Add what the moved ops are computed from: what the server can compute too is copied, the rest is sent."""
+        nodes, own = self._view.nodes, self._workers_own()
+        kept = {handle for handle, writers in self._writes.items() if handle not in self._held and writers & own}
+        kept |= self._division.held.keys() - self._held
+        pending = list(self.ops)
+        while pending:
+            node = nodes[pending.pop()]
+            for name in node.input:
+                op = op_of(name)
+                if name.startswith("^") or op in self.ops or op in self._seams:
+                    continue
+                if nodes[op].op == VARIABLE_OP:
+                    if op in kept:
+                        raise StrategyError(
+                            f"'{node.name}', which worker {self.server} runs as a server, uses variable '{op}', which "
+                            "is written elsewhere in the same step. Use AllReduce for the variables that it updates"
+                        )
+                    if op not in self._held:
+                        writers = self._writes.get(op, set())
+                        pending += writers - self.ops
+                        self._counted |= writers
+                        self.ops |= writers
+                elif op in own or self._handles_of(op) & kept:
+                    self.values[str(parse(name))] = None
+                else:
+                    self.ops.add(op)
+                    pending.append(op)
+
+    def _workers_own(self) -> set[str]:
+        """Ops whose results the server cannot compute by itself: others have them."""
+        item, analysis = self._program.item, self._program.analysis
+        sources = self._division.seams.keys() | {op_of(statistic.tensor) for statistic in item.statistics}
+        sources |= {node.name for node in self._view.of_type(_STAYS)} | analysis.varying | self._division.side.keys()
+        return self._view.dataflow_descendants(sources - self._moved, blocked=self._moved) - self._moved
+
+    def _handles_of(self, op: str) -> set[str]:
+        return {other for other in map(op_of, self._view.nodes[op].input) if self._view.nodes[other].op == VARIABLE_OP}
+
+    def _users(self, handle: str) -> set[str]:
+        """The ops that use the variable and are not moved."""
+        found: set[str] = set()
+        pending = [handle]
+        while pending:
+            for op in self._view.dataflow_consumers([pending.pop()]) - found:
+                found.add(op)
+                if self._view.nodes[op].op in PASSES_HANDLE:
+                    pending.append(op)
+        return found - self._moved
+
+    def _require_settled(self, stays: set[str]) -> None:
+        """Nobody but the server may read a variable while its update, of several writes, is half done."""
+        graph = self._view.digraph
+        for handle in sorted(self._held):
+            writers, users = self._writes[handle], self._users(handle) & stays
+            if len(writers) < 2 or not users:
+                continue
+            after = set().union(*(nx.descendants(graph, writer) for writer in writers))
+            before = set().union(*(nx.ancestors(graph, writer) for writer in writers))
+            for op in sorted(users & after & before):
+                raise StrategyError(
+                    f"'{op}' reads variable '{handle}' between two of its writes, which a server does together. "
+                    "Read it before or after the update, or use AllReduce for it"
+                )
+
+    def _exchanges(self, stays: set[str]) -> Iterator[Exchange]:
+        nodes, trained = self._view.nodes, {gradient.variable for gradient in self._program.item.gradients}
+        elsewhere = stays | {op for op in self._division.moved if op not in self._moved}
+        read = {str(parse(name)) for op in elsewhere for name in nodes[op].input if not name.startswith("^")}
+        read |= {str(parse(output.tensor)) for output in self._program.item.outputs}
+        answered = {tensor for tensor in read if op_of(tensor) in self._moved}
+        asked = {lookup.handle for lookup in self.lookups.values()}
+        for current in sorted({self.round[op] for op in self.given | self.lookups.keys()}):
+            lookups = tuple(lookup for op, lookup in sorted(self.lookups.items()) if self.round[op] == current)
+            if lookups:
+                yield Exchange(lookups=lookups)
+            if not any(self.round[op] == current for op in self.given):
+                continue
+            ops = frozenset(op for op in self.ops if self.round[op] == current)
+            written = {handle for handle in self._held if self._writes[handle] & ops}
+            yield Exchange(
+                tuple(
+                    gradient
+                    for gradient in self._program.item.gradients
+                    if (seam := op_of(gradient.tensors[0])) in self._seams and self.round[seam] == current
+                ),
+                tuple(sorted(value for value in self.values if self.round[op_of(value)] == current)),
+                ops,
+                tuple(sorted(tensor for tensor in answered if self.round[op_of(tensor)] == current)),
+                tuple(sorted(handle for handle in written - asked if handle in trained or self._users(handle) & stays)),
+            )
+
+
+def _set_rounds(program: Program, cuts: dict[int, _Cut], division: Division) -> None:
+    """Number the exchanges: a server has what it is sent one exchange after the last that the sender waits for.
+
+    The tensors of one gradient are sent together, and what a server computes of nothing that it is sent waits for its
+    first message.
+    """
+    together = [{op_of(tensor) for tensor in gradient.tensors} for gradient in program.item.gradients]
+    least: dict[tuple[int, str], int] = {}
+    while True:
+        _count_rounds(program.analysis.captured, cuts, division, least)
+        raised = dict(least)
+        for server, cut in cuts.items():
+            first = min(cut.round[op] for op in cut.given)
+            raised |= {(server, op): max(cut.round[op], first) for op in cut.ops}
+            for seams in together:
+                last = max((cut.round[seam] for seam in seams if seam in cut.given), default=0)
+                raised |= {(server, seam): last for seam in seams if seam in cut.given}
+        if raised == least:
+            return
+        least = raised
+
+
+def _count_rounds(
+    view: GraphView, cuts: dict[int, _Cut], division: Division, least: dict[tuple[int, str], int]
+) -> None:
+    """Set `round` of each cut; `least` are numbers that are not undercut, by server and op."""
+    known: dict[str, int] = {}
+    """For each op, the exchange after which workers have its result."""
+    behind: dict[int, dict[str, int]] = {server: {} for server in cuts}
+    """For each server and op, the last exchange that the op waits for there."""
+    for op in view.order():
+        before = view.digraph.pred[op]
+        own = division.side.get(op, WORKERS)
+        known[op] = max((known[producer] for producer in before), default=0)
+        for server in sorted(cuts, key=lambda server: server != own):  # Who makes it has it first.
+            cut = cuts[server]
+            at = max((behind[server][producer] for producer in before), default=0)
+            if op in cut.given:
+                at = known[op] + 1
+            if op in cut.ops or op in cut.given:
+                at = cut.round[op] = max(at, least.get((server, op), 1))
+            if op in cut.lookups:
+                cut.round[op] = known[op] = known[op] + 1
+            behind[server][op] = at
+            if server == own:
+                known[op] = at
+
+
+def waited_for(view: GraphView, ops: Collection[str]) -> dict[str, set[str]]:
+    """For each of `ops` those others that it reads or waits for, directly or through what is not among them."""
+    behind: set[str] = set()
+    found: dict[str, set[str]] = {}
+    for name in view.order():
+        producers = view.digraph.pred[name]
+        if name not in ops and behind.isdisjoint(producers):
+            continue
+        behind.add(name)
+        found[name] = set().union(*({one} if one in ops else found.get(one, set()) for one in producers))
+    return {op: found.get(op, set()) for op in ops}

@@ -1,0 +1,140 @@
+"""Builders whose variables live on servers, with their optimizer state and their update: PS and PSLoadBalancing."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import networkx as nx
+
+from autodist_py.proto.errors import StrategyError
+from autodist_py.proto.graph_item import GraphItem, Variable
+from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
+from autodist_py.proto.strategy import Node, PSSynchronizer, Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class PS:
+    """One server, the chief's CPU, for all trainable variables.
+
+    Attributes:
+        local_proxy_variable: workers read a copy of each variable, which is refreshed after each update.
+        sync: a step's gradients are applied together; else each worker's as it arrives.
+        staleness: how many steps a worker may be ahead of the slowest one; needs `sync`.
+        replicas_to_aggregate: how many workers' gradients an update waits for; None: those of all.
+
+    Raises:
+        StrategyError: a parameter is out of its range, or contradicts another.
+    """
+
+    local_proxy_variable: bool = False
+    sync: bool = True
+    staleness: int = 0
+    replicas_to_aggregate: int | None = None
+
+    def __post_init__(self) -> None:
+        check_parameters("PS", self.sync, self.staleness, self.replicas_to_aggregate)
+
+    def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
+        """All on the first CPU of the chief."""
+        destination = _host(resources.chief)
+        return _strategy(self, item, resources, {variable.name: destination for variable in item.trainable_variables})
+
+
+@dataclass(frozen=True, slots=True)
+class PSLoadBalancing:
+    """A server on every node, its first CPU: the largest variable goes first, to the server with the fewest bytes.
+
+    Variables that one op updates (as gradient accumulation does) are placed together.
+
+    Attributes:
+        local_proxy_variable: as for PS.
+        sync: as for PS.
+        staleness: as for PS.
+        replicas_to_aggregate: as for PS.
+
+    Raises:
+        StrategyError: a parameter is out of its range, or contradicts another.
+    """
+
+    local_proxy_variable: bool = False
+    sync: bool = True
+    staleness: int = 0
+    replicas_to_aggregate: int | None = None
+
+    def __post_init__(self) -> None:
+        check_parameters("PSLoadBalancing", self.sync, self.staleness, self.replicas_to_aggregate)
+
+    def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
+        """Equal sizes are placed by name, and equally loaded servers filled in the order of the nodes."""
+        loads = dict.fromkeys(map(_host, resources.workers), 0)
+        placed: dict[str, str] = {}
+        for together in sorted(_updated_together(item), key=lambda group: (-_nbytes(group), group[0].name)):
+            server = min(loads, key=loads.__getitem__)
+            loads[server] += _nbytes(together)
+            placed |= {variable.name: server for variable in together}
+        return _strategy(self, item, resources, placed)
+
+
+def _host(node: NodeSpec) -> str:
+    return f"{node.address}:CPU:{min({0, *node.cpus})}"
+
+
+def _nbytes(variables: Iterable[Variable]) -> int:
+    return sum(variable.nbytes for variable in variables)
+
+
+def _updated_together(item: GraphItem) -> list[list[Variable]]:
+    """The trainable variables, those together that an op updates together."""
+    graph: nx.Graph[str] = nx.Graph()
+    for variable in item.trainable_variables:
+        graph.add_edges_from((variable.name, f"^{op}") for op in variable.update_ops)
+        graph.add_node(variable.name)
+    variables = {variable.name: variable for variable in item.trainable_variables}
+    groups = (component & variables.keys() for component in nx.connected_components(graph))
+    return [[variables[name] for name in sorted(group)] for group in groups]
+
+
+def _strategy(
+    builder: PS | PSLoadBalancing, item: GraphItem, resources: ResourceSpec, servers: Mapping[str, str]
+) -> Strategy:
+    return Strategy(
+        node_config=tuple(
+            Node(
+                variable.name,
+                PSSynchronizer(
+                    servers[variable.name],
+                    local_replication=builder.local_proxy_variable,
+                    sync=builder.sync,
+                    staleness=builder.staleness,
+                    replicas_to_aggregate=builder.replicas_to_aggregate or 0,
+                ),
+            )
+            for variable in item.trainable_variables
+        ),
+        replicas=resources.replica_devices,
+    )
+
+
+def check_parameters(builder: str, sync: bool, staleness: int, replicas_to_aggregate: int | None) -> None:
+    """Refuse what no parameter server can do.
+
+    Raises:
+        StrategyError: the parameter, and its value.
+    """
+    for name, value, least in (("staleness", staleness, 0), ("replicas_to_aggregate", replicas_to_aggregate, 1)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise StrategyError(f"{name} of {builder} must be an integer >= {least}; got {value!r}")
+    if not sync and staleness:
+        raise StrategyError(
+            f"staleness bounds how far workers may be apart, and with sync=False nothing bounds it; "
+            f"{builder} got staleness={staleness}. Leave one of the two out"
+        )
+    if staleness and replicas_to_aggregate is not None:
+        raise StrategyError(
+            f"with a staleness each gradient is applied as it arrives, so that no update waits for several; {builder} "
+            f"got staleness={staleness}, replicas_to_aggregate={replicas_to_aggregate}. Leave one of the two out"
+        )
+    if not sync and replicas_to_aggregate is not None:
+        raise StrategyError(
+            f"with sync=False each gradient is applied as it arrives, so that no update waits for several; "
+            f"{builder} got replicas_to_aggregate={replicas_to_aggregate}. Leave one of the two out"
+        )

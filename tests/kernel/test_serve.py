@@ -1,0 +1,186 @@
+"""What crosses between workers and servers: the channels of compiled programs, and what stays on each side."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist_py.kernel.device import Place, Replica
+from autodist_py.kernel.fragment import TensorSpec
+from autodist_py.kernel.names import captured_name
+from autodist_py.kernel.parcel import Parcel
+from autodist_py.kernel.pipeline import compile
+from autodist_py.kernel.program import Options
+from autodist_py.proto.strategy import AllReduceSynchronizer, Node, PSSynchronizer, Strategy
+from tests.capture import steps
+from tests.capture.steps import capture
+
+DEVICES = ("127.0.0.1:CPU:0", "127.0.0.2:CPU:0")
+
+
+def place(worker):
+    replicas = tuple(Replica(rank, rank, "/device:CPU:0") for rank in range(2))
+    return Place(worker, replicas, {device: rank for rank, device in enumerate(DEVICES)})
+
+
+def compiled(item, servers, *, worker=0, **synchronizer):
+    """`item` with its trainable variables on these servers in turn; None: on the workers."""
+    nodes = []
+    for index, variable in enumerate(item.trainable_variables):
+        rank = servers[index % len(servers)]
+        nodes.append(
+            Node(
+                variable.name,
+                AllReduceSynchronizer() if rank is None else PSSynchronizer(DEVICES[rank], **synchronizer),
+            )
+        )
+    return compile(item, Strategy(tuple(nodes), DEVICES), place(worker), Options(channel="c"))
+
+
+def mlp():
+    step, arguments = steps.keras_mlp()
+    return capture(step, *arguments).item
+
+
+def sizes(parcel):
+    return [tf.TensorShape(spec.shape).num_elements() for spec in parcel.tensors]
+
+
+@pytest.mark.parametrize("servers", [(0,), (1,)])
+def test_one_server_takes_gradients_and_gives_variables_in_one_exchange(servers):
+    item = mlp()
+    program = compiled(item, servers)
+    (channel,) = program.channels
+    elements = sorted(variable.num_elements for variable in item.trainable_variables)
+    assert channel.server == servers[0]
+    assert sorted(sizes(channel.sent)) == elements
+    assert sorted(size for size in sizes(channel.answered)) == elements
+    slots = {variable.name for variable in item.variables} - {v.name for v in item.trainable_variables}
+    assert not slots & {spec.name for spec in channel.answered.tensors}
+    assert set(program.held) > {variable.name for variable in item.trainable_variables}, "slots live there too"
+
+
+@pytest.mark.parametrize("servers", [(0, 1), (0, None), (None, 1)])
+def test_a_clip_by_a_global_norm_sends_scalars_beside(servers):
+    item = mlp()
+    program = compiled(item, servers)
+    names = [variable.name for variable in item.trainable_variables]
+    for channel in program.channels:
+        own = [name for index, name in enumerate(names) if servers[index % 2] == channel.server]
+        gradients = {tensor for gradient in item.gradients if gradient.variable in own for tensor in gradient.tensors}
+        for parcel, large in ((channel.sent, gradients), (channel.answered, set(own))):
+            for spec in parcel.tensors:
+                assert spec.name in large or output_rank(item, spec.name) == 0, spec.name
+    assert {name for name in names if name in program.held} == {
+        name for index, name in enumerate(names) if servers[index % 2] is not None
+    }
+
+
+def output_rank(item, tensor):
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(tf.compat.v1.GraphDef.FromString(item.graph_def), name="")
+    op, _, index = tensor.partition(":")
+    return graph.get_tensor_by_name(f"{op}:{index or 0}").shape.rank
+
+
+def test_a_server_runs_each_write_once_and_workers_none_of_them():
+    item = mlp()
+    here, there = (compiled(item, (0,), worker=worker) for worker in (0, 1))
+    writers = {op for variable in item.variables if variable.name in here.held for op in variable.update_ops}
+    (server,) = here.servers
+    assert not there.servers
+    assert writers <= {captured_name(name) for name in server.update.graph.nodes}
+    for program in (here, there):
+        original = {captured_name(name): node for name, node in program.graph.nodes.items()}
+        assert {original[op].op for op in writers & original.keys()} <= {"NoOp", "AssignVariableOp"}
+
+
+def embedding(update):
+    table = tf.Variable(tf.ones([50, 3]), name="table")
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table, ids)))
+        update(table, tape.gradient(loss, table))
+        return loss
+
+    return capture(step, tf.constant([1, 2, 2, 5], tf.int64)).item
+
+
+def scaled(table, gradient):
+    table.scatter_sub(tf.IndexedSlices(0.1 * gradient.values, gradient.indices))
+
+
+def squared(table, gradient):
+    table.scatter_sub(tf.IndexedSlices(tf.square(gradient.values), gradient.indices))
+
+
+def normalized(table, gradient):
+    scale = tf.math.rsqrt(tf.reduce_sum(tf.square(gradient.values)))
+    table.scatter_sub(tf.IndexedSlices(scale * gradient.values, gradient.indices))
+
+
+def weighted_rows(table, gradient):
+    table.scatter_sub(tf.IndexedSlices(gradient.values * tf.ones([tf.size(gradient.indices), 1]), gradient.indices))
+
+
+def test_of_a_table_only_the_rows_that_are_used_travel():
+    program = compiled(embedding(scaled), (0,))
+    asks, update = program.channels
+    assert [spec.shape for spec in asks.sent.tensors] == [(None,)]
+    assert [spec.shape for spec in asks.answered.tensors] == [(None, 3)]
+    assert (50, 3) not in [spec.shape for spec in (*update.sent.tensors, *update.answered.tensors)]
+    assert not program.refreshed
+
+
+def test_a_proxy_of_a_table_travels_whole():
+    program = compiled(embedding(scaled), (0,), local_replication=True)
+    (channel,) = program.channels
+    assert [spec.shape for spec in channel.answered.tensors] == [(50, 3)]
+    assert program.refreshed == {"table"}
+
+
+@pytest.mark.parametrize(
+    ("update", "sums"), [(scaled, True), (squared, False), (normalized, False), (weighted_rows, False)]
+)
+def test_duplicate_rows_are_added_up_before_they_are_sent_where_that_changes_nothing(update, sums):
+    program = compiled(embedding(update), (0,))
+    sent = [node for node in program.graph.nodes.values() if node.op == "UnsortedSegmentSum" and "/0/1/" in node.name]
+    assert bool(sent) is sums
+
+
+def test_small_tensors_of_a_type_travel_as_one():
+    parcel = Parcel(
+        (
+            TensorSpec("a", tf.float32, (2, 2)),
+            TensorSpec("big", tf.float32, (200, 100)),
+            TensorSpec("b", tf.float32, ()),
+            TensorSpec("ids", tf.int64, (None,)),
+            TensorSpec("c", tf.float64, (3,)),
+        ),
+        ("sum", "sum", "sum", "rows", "sum"),
+    )
+    values: list[Any] = [
+        np.full((2, 2), 1.0, "f"),
+        np.full((200, 100), 2.0, "f"),
+        np.float32(3.0),
+        np.arange(4),
+        np.ones(3),
+    ]
+    message = parcel.pack([tf.constant(value) for value in values])
+    assert [tuple(component.shape) for component in message] == [(5,), (200, 100), (4,), (3,)]
+    for actual, expected in zip(parcel.unpack(parcel.join([message, parcel.nothing(message)])), values, strict=True):
+        np.testing.assert_array_equal(actual, expected)
+    doubled = parcel.unpack(parcel.join([message, message]))
+    np.testing.assert_array_equal(doubled[0], 2 * values[0])
+    np.testing.assert_array_equal(doubled[3], np.tile(values[3], 2))
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_half_precision_is_summed_in_single(dtype):
+    parcel = Parcel((TensorSpec("g", dtype, (1,)),), ("sum",))
+    parts = [1.0, *([0.003] * 40)]
+    messages = [parcel.pack([tf.constant([part], dtype)]) for part in parts]
+    expected = tf.cast(sum(float(tf.constant(part, dtype)) for part in parts), dtype)
+    assert parcel.unpack(parcel.join(messages))[0][0] == expected

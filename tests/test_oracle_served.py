@@ -1,0 +1,118 @@
+"""Variables on parameter servers, through every door: equal to one device."""
+
+from typing import Any
+
+import pytest
+
+from tests.cluster_pool import SHAPES, THREE_WORKERS, TWO_WORKERS, Cluster
+from tests.cluster_pool import same_on_all_workers as same
+from tests.fit_oracle import VALIDATION, WEIGHTS, X, Y, compare, compiled, fitted
+from tests.oracle import Parts, Values, compare_function, compare_graph
+from tests.oracle_programs import (
+    FUNCTION_FAMILIES,
+    GRAPH_FAMILIES,
+    MODELS,
+    OPTIMIZERS,
+    batches,
+    graph_program,
+)
+from tests.served import STRATEGIES
+from tests.test_oracle_fit import OPTIMIZERS as KERAS_OPTIMIZERS
+from tests.test_oracle_fit_models import fit_gan
+
+
+def programs(families: Any) -> list[Any]:
+    """Each cluster with each strategy, clipped and not; the other axes go round."""
+    found = []
+    for i, shape in enumerate(SHAPES):
+        for j, strategy in enumerate(STRATEGIES):
+            for clip in (False, True):
+                family = list(families)[(i + j + clip) % len(families)]
+                optimizer = OPTIMIZERS[(i + 2 * clip + j) % len(OPTIMIZERS)]
+                model = MODELS[(i - j + clip) % len(MODELS)]
+                name = f"{shape.name}-{strategy}-{family}-{optimizer}-{model}{'-clipped' if clip else ''}"
+                found.append(pytest.param(shape, strategy, family, optimizer, model, clip, id=name))
+    return found
+
+
+def train_function(strategy: str, family: str, optimizer: str, model: str, clip: bool) -> Values:
+    program = FUNCTION_FAMILIES[family](model, optimizer, clip=clip)
+    return compare_function(program, batches(model), autodist={"strategy_builder": STRATEGIES[strategy]})
+
+
+@pytest.mark.parametrize(
+    ("cluster", "strategy", "family", "optimizer", "model", "clip"),
+    programs(FUNCTION_FAMILIES),
+    indirect=["cluster"],
+    scope="module",
+)
+def test_a_compiled_function_trains_as_one_device_does(
+    cluster: Cluster, strategy: str, family: str, optimizer: str, model: str, clip: bool
+) -> None:
+    same(cluster.run(train_function, strategy=strategy, family=family, optimizer=optimizer, model=model, clip=clip))
+
+
+def train_graph(strategy: str, family: str, optimizer: str, model: str, clip: bool) -> Values:
+    program = graph_program(model, optimizer, family, clip=clip)
+    return compare_graph(program, batches(model), autodist={"strategy_builder": STRATEGIES[strategy]})
+
+
+@pytest.mark.parametrize(
+    ("cluster", "strategy", "family", "optimizer", "model", "clip"),
+    programs(GRAPH_FAMILIES),
+    indirect=["cluster"],
+    scope="module",
+)
+def test_a_graph_trains_as_one_device_does(
+    cluster: Cluster, strategy: str, family: str, optimizer: str, model: str, clip: bool
+) -> None:
+    same(cluster.run(train_graph, strategy=strategy, family=family, optimizer=optimizer, model=model, clip=clip))
+
+
+def train_parts(strategy: str, sizes: list[tuple[int, ...]], sum_duplicates: bool) -> Values:
+    return compare_function(
+        FUNCTION_FAMILIES["hand-written"]("both", "sgd" if sum_duplicates else "adam", clip=not sum_duplicates),
+        batches("both", [sum(own) for own in sizes]),
+        parts=Parts(sizes),
+        autodist={"strategy_builder": STRATEGIES[strategy], "sum_duplicates": sum_duplicates},
+    )
+
+
+@pytest.mark.parametrize("cluster", [THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
+@pytest.mark.parametrize("sum_duplicates", [False, True])
+@pytest.mark.parametrize("strategy", ["one-server", "mixed"])
+def test_each_worker_may_feed_its_own_part_of_the_batch(cluster: Cluster, strategy: str, sum_duplicates: bool) -> None:
+    sizes = [(2, 3, 1), (4, 0, 2), (1, 2, 2), (0, 1, 0)]
+    same(cluster.run(train_parts, strategy=strategy, sizes=sizes, sum_duplicates=sum_duplicates))
+
+
+def fit_with(strategy: str, optimizer: str) -> dict[str, Any]:
+    options = {"batch_size": 8, "sample_weight": WEIGHTS, "validation_data": VALIDATION}
+    return compare(
+        lambda: fitted(compiled(KERAS_OPTIMIZERS[optimizer]()), X, Y, **options),
+        strategy_builder=STRATEGIES[strategy],
+    )
+
+
+@pytest.mark.parametrize(
+    "cluster", [TWO_WORKERS, THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
+)
+@pytest.mark.parametrize(
+    ("strategy", "optimizer"),
+    [
+        ("balanced" if optimizer == "accumulated" else list(STRATEGIES)[index % len(STRATEGIES)], optimizer)
+        for index, optimizer in enumerate(KERAS_OPTIMIZERS)
+    ],
+)
+def test_fit_trains_as_on_one_device(cluster: Cluster, strategy: str, optimizer: str) -> None:
+    same(cluster.run(fit_with, strategy=strategy, optimizer=optimizer))
+
+
+def fit_two_networks(strategy: str) -> dict[str, Any]:
+    return compare(fit_gan, strategy_builder=STRATEGIES[strategy])
+
+
+@pytest.mark.parametrize("cluster", [TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_two_networks_with_an_optimizer_each_take_turns(cluster: Cluster, strategy: str) -> None:
+    same(cluster.run(fit_two_networks, strategy=strategy))

@@ -1,4 +1,7 @@
-"""`AutoDist`: what the user holds. It joins the cluster, and opens the doors through which code is captured."""
+"""`AutoDist`: what the user holds. It joins the cluster, and opens the doors through which code is captured.
+
+Over 400 lines, most of them what the docstrings of one public class tell the user.
+"""
 
 import itertools
 import json
@@ -24,13 +27,14 @@ from autodist_py.function import DistributedFunction, Program
 from autodist_py.kernel.analysis import gradient_types, op_types
 from autodist_py.kernel.program import Options
 from autodist_py.one_device import OneDeviceStep
-from autodist_py.proto.errors import AutoDistError, CaptureError, ClusterError
+from autodist_py.proto.errors import AutoDistError, CaptureError, ClusterError, WorkerFailedError
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy
 from autodist_py.recording import RecordedProgram, Recorder
 from autodist_py.resources import load_resource_spec, this_machine
 from autodist_py.runtime.aggregation import FirstToArrive
 from autodist_py.runtime.cluster import join_cluster
+from autodist_py.runtime.process import one_line
 from autodist_py.runtime.seeds import share_seed
 from autodist_py.runtime.session import DistributedSession
 from autodist_py.runtime.session_programs import DistributedPrograms, OneDevicePrograms, SessionPrograms
@@ -279,7 +283,7 @@ class AutoDist:
         step (an optimizer's state, averages of weights): these have their new values after this.
         """
         self._require_open("sync")
-        self._compiler.sync()
+        self._compiler.served.sync()
 
     def accepted_gradients(self) -> list[tuple[int, int]]:
         """The gradients that were applied under `replicas_to_aggregate`, in order; the last 100,000 of them.
@@ -305,7 +309,7 @@ class AutoDist:
 
     def _backup_rules(self) -> list[FirstToArrive]:
         self._require_open("accepted_gradients")
-        rules = self._compiler.backup_rules
+        rules = self._compiler.served.backup_rules
         if not rules:
             raise ClusterError(
                 f"what was accepted and dropped is known where gradients are, on a server with replicas_to_aggregate; "
@@ -325,7 +329,7 @@ class AutoDist:
             return
         self._closed = True
         if together:
-            self._compiler.leave()
+            self._compiler.served.leave()
         if self._session is not None:
             self._session.close()
         for function in self._functions:
@@ -339,13 +343,15 @@ class AutoDist:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, WorkerFailedError) and self._compiler.served.is_any:
+            self._cluster.abort(one_line(error))  # The others would wait for this worker's next message.
         self._close(together=error is None)
 
     def _keras_workers(self) -> Workers:
         numbers = itertools.count()
 
         def compare(value: bytes) -> Mapping[int, bytes]:
-            self._compiler.pause()
+            self._compiler.served.pause()
             return self._cluster.compare(f"{self._name}/keras/{next(numbers)}", value)
 
         def take_chiefs(variables: Iterable[tf.Variable]) -> None:
@@ -362,7 +368,9 @@ class AutoDist:
             looks_ahead=self.num_workers > 1 or self._recorder is not None,
             compare=compare,
             take_chiefs=take_chiefs,
-            sync=self._compiler.sync,
+            sync=self._compiler.served.sync,
+            pull=self._compiler.served.pull,
+            are_apart=lambda: self._compiler.served.are_apart,
         )
 
     def _session_programs(self, scope: GraphScope) -> SessionPrograms:

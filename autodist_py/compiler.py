@@ -5,37 +5,32 @@ It owns the order of things between the workers: the same graph everywhere, the 
 
 import difflib
 import logging
-import re
-import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from autodist_py.kernel.analysis import analyse, varying_writes
 from autodist_py.kernel.device import Place, resolve
 from autodist_py.kernel.graph_view import GraphView
-from autodist_py.kernel.passes.read_data import END_OF_DATA, OTHER_DATA
 from autodist_py.kernel.pipeline import CompiledProgram, compile
 from autodist_py.kernel.printer import format_graph
 from autodist_py.kernel.program import Options
 from autodist_py.kernel.rewrite import Observer
+from autodist_py.programs import AloneProgram, StepProgram
 from autodist_py.proto.errors import AutoDistError, CaptureError, ClusterError, WorkerFailedError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy
 from autodist_py.proto.strategy_pb2 import Strategy as StrategyMessage
-from autodist_py.runtime.aggregation import FirstToArrive
 from autodist_py.runtime.cluster import Cluster
 from autodist_py.runtime.copies import Copies
 from autodist_py.runtime.executor import Executor
 from autodist_py.runtime.initial_values import broadcast
-from autodist_py.runtime.input_check import SAME_DATA_ADVICE, InputCheck
+from autodist_py.runtime.input_check import InputCheck
 from autodist_py.runtime.kept import Kept
-from autodist_py.runtime.parameter_server import Messages
-from autodist_py.runtime.served_values import ServedValues
+from autodist_py.served import Served
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
 
 _log = logging.getLogger(__name__)
@@ -43,13 +38,6 @@ _log = logging.getLogger(__name__)
 _WRITES_SECONDS = 60.0
 _NAMED = 3
 """How many names a warning lists."""
-
-
-class _Served(NamedTuple):
-    """A variable that lives on a server: its number, the same on every worker, and the server's rank."""
-
-    number: int
-    rank: int
 
 
 class Compiler:
@@ -74,18 +62,9 @@ class Compiler:
         self._observers = observers
         self._checked_steps = checked_steps if options.batch == "global" else 0
         self._broadcast: Kept[None] = Kept()  # the variables whose values are the chief's
-        self._served: Kept[_Served] = Kept()  # the variables that live on servers
-        self._num_served = 0
-        self._numbered: dict[int, tf.Variable] = {}
-        """Those that live here, until the end: other workers may ask when this one's script has let go of them."""
-        self._stale: set[int] = set()
-        """The identities of variables whose values on servers are newer than this worker's."""
-        self._served_values: ServedValues | None = None
         self._next_agreement = 0
-        self._messages: weakref.WeakSet[Messages] = weakref.WeakSet()
-        self._serving = threading.Lock()
-        self._apart: list[Messages] = []
-        """Those of programs whose steps workers take by themselves."""
+        self.served = Served(cluster, self._key, resources.server_devices)
+        """The variables that live on servers."""
 
     def strategy(self, item: GraphItem) -> Strategy:
         """The strategy that the chief builds for `item`, on every worker.
@@ -94,7 +73,7 @@ class Compiler:
             CaptureError: this worker's graph differs from the chief's; the message shows where.
             StrategyError: the builder cannot serve this graph or cluster.
         """
-        self.pause()
+        self.served.pause()
         self._require_same_graph(item)
         message = b""
         if self.cluster.is_chief:
@@ -111,7 +90,7 @@ class Compiler:
         *,
         name: str,
         namespace: str = "",
-    ) -> "StepProgram":
+    ) -> StepProgram:
         """A program that all workers run together.
 
         Args:
@@ -122,6 +101,7 @@ class Compiler:
             name: what the program is called in profiles and causes of failure.
             namespace: see Executor.
         """
+        strategy = self.served.at_home(strategy, variables)
         place = resolve(strategy.replicas, self._resources, worker=self.cluster.rank)
         if place.num_replicas > 1 and self.cluster.is_chief:
             for warning in inexact(item):
@@ -135,18 +115,12 @@ class Compiler:
         fed = [source.name for source in item.inputs if source.kind == "feed"]
         checked_steps = self._checked_steps if program.pace.is_together else 0
         check = InputCheck(self.cluster, self._key("inputs"), fed, steps=checked_steps)
-        self._serve(program, variables)
+        self.served.hold(program, variables)
         executor = self._executor(program, variables, state, name, namespace)
-        messages = None
-        if program.channels:
-            messages = Messages(self.cluster, program, executor.server_function, self._serving)
-        step = StepProgram(executor, self.cluster, check, self._copies_of(program, variables), messages)
-        if messages is not None:
-            self._messages.add(messages)
-            if program.pace.is_together:
-                weakref.finalize(step, messages.close)
-            else:  # Others may still take steps when this worker's script has let go of the program.
-                self._apart.append(messages)
+        messages = self.served.serve(program, executor.server_function)
+        step = StepProgram(executor, self.cluster, check, self.served.copies(program, variables), messages)
+        if messages is not None and program.pace.is_together:
+            weakref.finalize(step, messages.close)
         return step
 
     def alone(
@@ -157,7 +131,7 @@ class Compiler:
         *,
         name: str,
         namespace: str = "",
-    ) -> "AloneProgram":
+    ) -> AloneProgram:
         """A program without the step's update, that this worker runs by itself on the whole of what it is given.
 
         No other worker takes part, nor is asked. One device runs it where nothing is batched, so that there is nothing
@@ -180,17 +154,12 @@ class Compiler:
         if written or not any(source.batched for source in item.inputs):
             place = Place(place.worker, place.replicas[:1])
         program = compile(item, everywhere, place, self._options, observers=self._observers)
-        return AloneProgram(self._executor(program, variables, state, name, namespace), variables, written, self)
-
-    def _copies_of(self, program: CompiledProgram, variables: Mapping[str, tf.Variable]) -> "ServedCopies":
-        elsewhere = {name for name, rank in program.held.items() if rank != self.cluster.rank}
-        # Workers that step by themselves change what others were just brought.
-        brought = program.refreshed if program.pace.is_together else frozenset()
-        return ServedCopies(
-            self,
-            [each for name, each in variables.items() if name not in program.held or name in brought],
-            frozenset(id(variables[name]) for name in elsewhere - brought),
-            frozenset(id(variables[name]) for name in brought),
+        return AloneProgram(
+            self._executor(program, variables, state, name, namespace),
+            variables,
+            written,
+            self.served,
+            self.written_alone,
         )
 
     def place(self, strategy: Strategy) -> Place:
@@ -204,7 +173,7 @@ class Compiler:
         """
         for variable in variables.values():
             self._broadcast.discard(variable)
-            self._stale.discard(id(variable))
+            self.served.forget_newer(variable)
 
     def broadcast_initial_values(self, variables: Mapping[str, tf.Variable]) -> None:
         """Make the variables that were not yet the chief's equal to them, on every worker.
@@ -218,66 +187,10 @@ class Compiler:
         for variable in new.values():
             self._broadcast[variable] = None
         if self.cluster.num_workers > 1:
-            self.pause()
+            self.served.pause()
             self._require_same_writes(new)
-            self.pull(new.values())
+            self.served.pull(new.values())
             broadcast(new, self.cluster)
-
-    @property
-    def backup_rules(self) -> list[FirstToArrive]:
-        """Those by which this worker, as a server, drops what comes late."""
-        rules = (rule for messages in self._messages for rule in messages.rules)
-        return [rule for rule in rules if isinstance(rule, FirstToArrive)]
-
-    def pause(self) -> None:
-        """This worker is about to wait for all others: until then servers let none of them wait for its next step."""
-        for messages in list(self._messages):
-            messages.pause()
-
-    def sync(self) -> None:
-        """Give this worker's variables the values that they have on servers; every worker calls it.
-
-        None goes on, and writes to them, before all have them.
-        """
-        if self._served_values is not None:
-            if self._apart:
-                self.pause()
-                self.cluster.barrier(self._key("reached"))
-            self.pull(variable for variable, _ in self._served.items())
-            self.cluster.barrier(self._key("synchronized"))
-
-    def pull(self, variables: Iterable[tf.Variable]) -> None:
-        """Give these variables of this worker the values that they have on servers, if those are newer.
-
-        No other worker need call it; this one is between two steps.
-        """
-        if self._served_values is None or not self._stale:
-            return
-        among = self._stale.intersection(map(id, variables))
-        wanted: dict[int, dict[int, tf.Variable]] = {}
-        for variable, served in self._served.items() if among else ():
-            if id(variable) in among:
-                wanted.setdefault(served.rank, {})[served.number] = variable
-        for rank, named in wanted.items():
-            self._served_values.pull(named, rank)
-        self._stale -= among
-
-    def stepped(self, stale: frozenset[int], current: frozenset[int]) -> None:
-        """After a step these variables, by identity, are behind those of the servers, and those are not."""
-        self._stale |= stale
-        self._stale -= current
-
-    def _serve(self, program: CompiledProgram, variables: Mapping[str, tf.Variable]) -> None:
-        """From now on `program.held` live on servers."""
-        if program.held and self._served_values is None:
-            numbered = self._numbered
-            name = f"{self.cluster.run_id}/{self._key('values')}"
-            self._served_values = ServedValues(self.cluster, name, numbered.__getitem__)
-        for name, rank in program.held.items():
-            number = self._num_served = self._num_served + 1
-            self._served[variables[name]] = _Served(number, rank)
-            if rank == self.cluster.rank:
-                self._numbered[number] = variables[name]
 
     def _require_same_writes(self, new: Mapping[str, tf.Variable]) -> None:
         rule = "every worker must run the same initializers, assignments and restores before a step"
@@ -293,25 +206,11 @@ class Compiler:
         if len(set(everyone.values())) > 1:
             raise ClusterError(f"{rule}: {_first_difference(everyone[0].decode(), names)}")
 
-    def leave(self) -> None:
-        """Where variables are served: wait until all workers leave, as they may ask for values until then."""
-        if self._served_values is not None:
-            self.pause()
-            self.cluster.barrier(self._key("closed"))
-
     def close(self) -> None:
         """Let go of what is kept about the user's variables, and end what serves them."""
-        for messages in list(self._messages):
-            messages.close()
-        self._apart.clear()
-        if self._served_values is not None:
-            self._served_values.close()
-            self._served_values = None
-        self._numbered.clear()
-        self._stale.clear()
+        self.served.close()
         self._copies.clear()
         self._broadcast.clear()
-        self._served.clear()
 
     def _executor(
         self,
@@ -382,95 +281,6 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in distinct[:_NAMED]) + more
 
 
-class ServedCopies:
-    """A program's variables that live on servers of other workers: when this worker's are behind, and when not."""
-
-    def __init__(
-        self, compiler: Compiler, read: Sequence[tf.Variable], behind: frozenset[int], refreshed: frozenset[int]
-    ):
-        """The program reads `read`; its steps leave `behind` behind, and bring `refreshed`, by identity."""
-        self._compiler, self._read, self._behind, self._refreshed = compiler, list(read), behind, refreshed
-
-    def before_step(self) -> None:
-        """Bring what the program reads up to date."""
-        self._compiler.pull(self._read)
-
-    def after_step(self) -> None:
-        """Note what the step has changed elsewhere."""
-        self._compiler.stepped(self._behind, self._refreshed)
-
-
-class StepProgram:
-    """A distributed program: counts its steps, and reports the cluster's one cause when it fails."""
-
-    def __init__(
-        self,
-        executor: Executor,
-        cluster: Cluster,
-        check_inputs: InputCheck,
-        copies: ServedCopies,
-        messages: Messages | None = None,
-    ):
-        self._executor = executor
-        self._copies = copies
-        self._messages = messages
-        self._cluster = cluster
-        self._check_inputs = check_inputs
-
-    def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
-        """One step, together with all other workers.
-
-        Raises:
-            WorkerFailedError: another worker failed; the message names it, and why.
-            ClusterError: the workers are given different batches.
-            OutOfRangeError: an iterator that the step reads has ended, on this worker or another.
-        """
-        self._cluster.check()
-        if self._messages is not None and self._messages.is_closed:
-            raise ClusterError("a step after one that failed half-way cannot be run: its servers have ended")
-        self._cluster.step += 1
-        self._check_inputs(feeds)
-        self._copies.before_step()
-        try:
-            results = self._executor.run(feeds)
-        except tf.errors.OpError as error:
-            if self._messages is not None and self._messages.is_closed:
-                raise self._cluster.failure() or self._messages.error or error from error
-            data_error = _data_error(error)
-            failure = self._cluster.failure() if data_error is None else self._cluster.failure(wait=0.0)
-            if failure is not None:
-                raise failure from error
-            if data_error is None or data_error is error:
-                raise
-            raise data_error from error
-        self._copies.after_step()
-        return results
-
-
-class AloneProgram:
-    """A program that this worker runs by itself."""
-
-    def __init__(
-        self,
-        executor: Executor,
-        variables: Mapping[str, tf.Variable],
-        written: Mapping[str, tf.Variable],
-        compiler: Compiler,
-    ):
-        self._executor = executor
-        self._variables = list(variables.values())
-        self._written = written
-        self._compiler = compiler
-
-    def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
-        """One run."""
-        self._compiler.pull(self._variables)
-        results = self._executor.run(feeds)
-        if self._written:
-            self._compiler.written_alone(self._written)
-        return results
-
-
 def launches_text(program: CompiledProgram) -> str:
     """The collectives of `program` in their order, a line each: what all workers must agree on."""
     groups = [(launch, sorted({_carried(program.graph.nodes[op]) for op in launch.ops})) for launch in program.launches]
@@ -496,22 +306,6 @@ def require_same_launches(everyone: Mapping[int, bytes]) -> None:
                 f"the collectives of worker {rank} are not the chief's, so that the workers would wait for each other "
                 f"for ever: {_first_difference(everyone[0].decode(), text.decode())}"
             )
-
-
-def _data_error(error: tf.errors.OpError) -> Exception | None:
-    """What `error` says of the data that a step reads by itself, if it does; no failure of a worker looks like that."""
-    if isinstance(error, tf.errors.OutOfRangeError):
-        return error
-    found = re.search(f"({re.escape(END_OF_DATA)}|{re.escape(OTHER_DATA)})\\] \\[([0-9 ]*)\\]", error.message)
-    if found is None:
-        return None
-    what, workers = found[1], found[2].replace(" ", ", ")
-    if what == END_OF_DATA:
-        return tf.errors.OutOfRangeError(error.node_def, error.op, f"End of sequence on workers {workers}")
-    return ClusterError(
-        f"every worker must be given the same global batch, but what the iterator gives on workers {workers} differs "
-        f"from the chief's. {SAME_DATA_ADVICE}"
-    )
 
 
 def _item_text(item: GraphItem) -> str:

@@ -19,6 +19,7 @@ DUMP_DIR_VARIABLE = "AUTODIST_DUMP_DIR"
 LOG_LEVEL_VARIABLE = "AUTODIST_LOG_LEVEL"
 JOIN_TIMEOUT_VARIABLE = "AUTODIST_JOIN_TIMEOUT"
 HEARTBEAT_TIMEOUT_VARIABLE = "AUTODIST_HEARTBEAT_TIMEOUT"
+LOST_WORKERS_VARIABLE = "AUTODIST_LOST_WORKERS"
 EXIT_GRACE_VARIABLE = "AUTODIST_EXIT_GRACE"
 COORDINATOR_PORT_VARIABLE = "AUTODIST_COORDINATOR_PORT"
 SERVER_PORT_VARIABLE = "AUTODIST_SERVER_PORT"
@@ -33,6 +34,9 @@ WORKER_VARIABLES = (RANK_VARIABLE, COORDINATOR_VARIABLE, WORKER_OUTPUT_VARIABLE)
 
 RECORDED_RUNS = ("plain", "compiled", "ops")
 """The user's own code on one device; what is compiled of it; the same with the values of its ops."""
+
+LOST_WORKERS = ("end", "continue")
+"""What a run does when a worker fails that the others can do without."""
 
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -52,6 +56,8 @@ class Settings:
     `seed` is that of random numbers where the script gives none.
     `record_dir` is where the values of the first `record_steps` training steps of a `recorded_run` are written; the
     script ends then.
+    `lost_workers` is whether a run ends or continues when a worker fails that the others can do without: where workers
+    take their steps by themselves, one that is neither the chief nor a server.
     `exit_grace` is how long a process may take to end by itself once the run has failed.
     """
 
@@ -63,6 +69,7 @@ class Settings:
     log_level: str | None = None
     join_timeout: float = 120.0
     heartbeat_timeout: float = 5.0
+    lost_workers: str = "end"
     exit_grace: float = 2.5
     coordinator_port: int = 0
     server_port: int = 0
@@ -103,6 +110,7 @@ class Settings:
             log_level=_log_level(given, LOG_LEVEL_VARIABLE),
             join_timeout=_seconds(given, JOIN_TIMEOUT_VARIABLE, defaults.join_timeout),
             heartbeat_timeout=_seconds(given, HEARTBEAT_TIMEOUT_VARIABLE, defaults.heartbeat_timeout, least=2.0),
+            lost_workers=_choice(given, LOST_WORKERS_VARIABLE, LOST_WORKERS, defaults.lost_workers),
             exit_grace=_seconds(given, EXIT_GRACE_VARIABLE, defaults.exit_grace),
             coordinator_port=_integer(given, COORDINATOR_PORT_VARIABLE, 0, most=65535) or 0,
             server_port=_integer(given, SERVER_PORT_VARIABLE, 0, most=65535) or 0,

@@ -89,7 +89,7 @@ def _contribution(program: Program, part: Part, batch: Sequence[tf.Tensor], copi
     """What this worker adds to the sum over workers."""
     if part.reduction == "first":
         value = tf.cast(copies[0], CARRIED[part.dtype])
-        is_first = program.place.local_replicas[0] == program.place.replicas[0]
+        is_first = program.place.local_replicas[0] == program.place.first
         return value if is_first else tf.zeros_like(value)
     weights = replica_weights(program, batch, "mean" if part.reduction == "mean" else "sum")
     if part.dtype.is_floating:

@@ -9,11 +9,15 @@ from autodist_py.proto.resource_spec import ResourceSpec
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One replica: its number in the cluster, the worker that holds it, and its TensorFlow device there."""
+    """One replica: its number in the cluster, the worker that holds it, and its TensorFlow device there.
+
+    One that does not `train` is given no examples: it stands on a worker that only serves.
+    """
 
     index: int
     worker: int
     device: str
+    trains: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,11 @@ class Place:
         return len(self.replicas)
 
     @property
+    def first(self) -> Replica:
+        """The first of those that step together and train."""
+        return next(replica for replica in self.replicas if replica.trains)
+
+    @property
     def host(self) -> str:
         """The device of what stands once on this worker."""
         return "/device:CPU:0"
@@ -79,7 +88,8 @@ def _workers(replicas: Iterable[Replica]) -> tuple[int, ...]:
 def resolve(replicas: Sequence[str], resources: ResourceSpec, *, worker: int) -> Place:
     """The place of `worker` among `replicas`, devices as a strategy names them (`address:CPU:1`).
 
-    A CPU is numbered by its position in its node's `cpus`: TensorFlow's logical devices start at 0.
+    A worker with none of them has a replica that does not train, behind the others in number. A CPU is numbered by its
+    position in its node's `cpus`: TensorFlow's logical devices start at 0.
 
     Raises:
         StrategyError: a device that no node of `resources` has.
@@ -96,6 +106,9 @@ def resolve(replicas: Sequence[str], resources: ResourceSpec, *, worker: int) ->
             f"the strategy replicates on devices that the resource spec does not have: {', '.join(unknown)}. "
             f"Devices of the spec: {', '.join(known)}. Build the strategy for this spec."
         )
-    ordered = sorted((known[device] for device in replicas), key=lambda replica: replica.worker)
+    training = sorted((known[device] for device in replicas), key=lambda replica: replica.worker)
+    idle = set(range(len(resources.workers))) - set(_workers(training))
+    serving = [Replica(-1, rank, "/device:CPU:0", trains=False) for rank in sorted(idle)]
+    numbered = [replace(replica, index=index) for index, replica in enumerate([*training, *serving])]
     servers = {device: rank for rank, node in enumerate(resources.workers) for device in node.devices}
-    return Place(worker, tuple(replace(replica, index=index) for index, replica in enumerate(ordered)), servers)
+    return Place(worker, tuple(sorted(numbered, key=lambda replica: replica.worker)), servers)

@@ -45,3 +45,8 @@ def output_type(node: tf.compat.v1.NodeDef, index: int) -> tf.DType:
             count = node.attr[result.number_attr].i if result.number_attr else 1
             types += [result.type or node.attr[result.type_attr].type] * count
     return tf.as_dtype(types[index])
+
+
+def is_stateful(node: tf.compat.v1.NodeDef) -> bool:
+    """Whether the op does something, or depends on something, beside what it reads and returns."""
+    return bool(op_def_registry.get(node.op).is_stateful)

@@ -37,7 +37,8 @@ def replica_weights(program: Program, batch: Sequence[tf.Tensor], reduction: str
     total, *rows = batch
     if reduction == "sum":
         return [tf.cast(own > 0, tf.float64) for own in rows]
-    return [tf.cast(own, tf.float64) / tf.cast(total, tf.float64) for own in rows]
+    # A worker that takes its steps by itself may have no examples at all.
+    return [tf.math.divide_no_nan(tf.cast(own, tf.float64), tf.cast(total, tf.float64)) for own in rows]
 
 
 def weighted(value: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:

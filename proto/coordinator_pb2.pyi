@@ -71,12 +71,14 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("cause", "finished")
+    __slots__ = ("cause", "finished", "lost")
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     cause: str
     finished: bool
-    def __init__(self, cause: _Optional[str] = ..., finished: _Optional[bool] = ...) -> None: ...
+    lost: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, cause: _Optional[str] = ..., finished: _Optional[bool] = ..., lost: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("rank", "event", "detail", "step")

@@ -7,13 +7,13 @@ import networkx as nx
 
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem, Variable
-from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
+from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Node, PSSynchronizer, Strategy
 
 
 @dataclass(frozen=True, slots=True)
-class PS:
-    """One server, the chief's CPU, for all trainable variables.
+class _Serving:
+    """What the builders whose variables live on servers have in common.
 
     Attributes:
         local_proxy_variable: workers read a copy of each variable, which is refreshed after each update.
@@ -31,51 +31,35 @@ class PS:
     replicas_to_aggregate: int | None = None
 
     def __post_init__(self) -> None:
-        check_parameters("PS", self.sync, self.staleness, self.replicas_to_aggregate)
+        check_parameters(type(self).__name__, self.sync, self.staleness, self.replicas_to_aggregate)
+
+
+@dataclass(frozen=True, slots=True)
+class PS(_Serving):
+    """One server, the chief's CPU, for all trainable variables. Its parameters: see `_Serving`."""
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
         """All on the first CPU of the chief."""
-        destination = _host(resources.chief)
+        destination = resources.server_devices[0]
         return _strategy(self, item, resources, {variable.name: destination for variable in item.trainable_variables})
 
 
 @dataclass(frozen=True, slots=True)
-class PSLoadBalancing:
+class PSLoadBalancing(_Serving):
     """A server on every node, its first CPU: the largest variable goes first, to the server with the fewest bytes.
 
-    Variables that one op updates (as gradient accumulation does) are placed together.
-
-    Attributes:
-        local_proxy_variable: as for PS.
-        sync: as for PS.
-        staleness: as for PS.
-        replicas_to_aggregate: as for PS.
-
-    Raises:
-        StrategyError: a parameter is out of its range, or contradicts another.
+    Variables that one op updates (as gradient accumulation does) are placed together. Its parameters: see `_Serving`.
     """
-
-    local_proxy_variable: bool = False
-    sync: bool = True
-    staleness: int = 0
-    replicas_to_aggregate: int | None = None
-
-    def __post_init__(self) -> None:
-        check_parameters("PSLoadBalancing", self.sync, self.staleness, self.replicas_to_aggregate)
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
         """Equal sizes are placed by name, and equally loaded servers filled in the order of the nodes."""
-        loads = dict.fromkeys(map(_host, resources.workers), 0)
+        loads = dict.fromkeys(resources.server_devices, 0)
         placed: dict[str, str] = {}
         for together in sorted(_updated_together(item), key=lambda group: (-_nbytes(group), group[0].name)):
             server = min(loads, key=loads.__getitem__)
             loads[server] += _nbytes(together)
             placed |= {variable.name: server for variable in together}
         return _strategy(self, item, resources, placed)
-
-
-def _host(node: NodeSpec) -> str:
-    return f"{node.address}:CPU:{min({0, *node.cpus})}"
 
 
 def _nbytes(variables: Iterable[Variable]) -> int:
@@ -93,9 +77,7 @@ def _updated_together(item: GraphItem) -> list[list[Variable]]:
     return [[variables[name] for name in sorted(group)] for group in groups]
 
 
-def _strategy(
-    builder: PS | PSLoadBalancing, item: GraphItem, resources: ResourceSpec, servers: Mapping[str, str]
-) -> Strategy:
+def _strategy(builder: _Serving, item: GraphItem, resources: ResourceSpec, servers: Mapping[str, str]) -> Strategy:
     return Strategy(
         node_config=tuple(
             Node(
@@ -123,6 +105,8 @@ def check_parameters(builder: str, sync: bool, staleness: int, replicas_to_aggre
     for name, value, least in (("staleness", staleness, 0), ("replicas_to_aggregate", replicas_to_aggregate, 1)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise StrategyError(f"{name} of {builder} must be an integer >= {least}; got {value!r}")
+    if not isinstance(sync, bool):
+        raise StrategyError(f"sync of {builder} must be True or False; got {sync!r}")
     if not sync and staleness:
         raise StrategyError(
             f"staleness bounds how far workers may be apart, and with sync=False nothing bounds it; "

@@ -1,7 +1,12 @@
 """Strategies whose variables live on servers, by name, for the tests that compare them with one device."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import tensorflow as tf
+
+from autodist_py import AutoDist
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import AllReduceSynchronizer, Node, PSSynchronizer, Strategy
@@ -15,6 +20,8 @@ class Spread:
 
     places: tuple[int | None, ...]
     sync: bool = True
+    idle: tuple[int, ...] = ()
+    """The ranks of workers that train nothing themselves."""
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
         """None: the variable is reduced by collectives."""
@@ -26,7 +33,9 @@ class Spread:
             else:
                 server = resources.workers[min(rank, len(resources.workers) - 1)]
                 nodes.append(Node(variable.name, PSSynchronizer(f"{server.address}:CPU:0", sync=self.sync)))
-        return Strategy(node_config=tuple(nodes), replicas=resources.replica_devices)
+        training = (node for rank, node in enumerate(resources.workers) if rank not in self.idle)
+        replicas = tuple(device for node in training for device in node.replica_devices)
+        return Strategy(node_config=tuple(nodes), replicas=replicas)
 
 
 STRATEGIES: dict[str, StrategyBuilder] = {
@@ -35,3 +44,16 @@ STRATEGIES: dict[str, StrategyBuilder] = {
     "elsewhere": Spread((2,)),
     "mixed": Spread((1, None, 0)),
 }
+
+
+def descending(autodist: AutoDist) -> tuple[Callable[[], None], tf.Variable]:
+    """A step whose gradient is 1 everywhere, and the variable that it takes it from."""
+    weights = tf.Variable(np.zeros(2))
+
+    @autodist.function
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weights)
+        weights.assign_sub(tape.gradient(loss, weights))
+
+    return step, weights

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import keras
 import pytest
 
 from tests.cluster_pool import SHAPES, THREE_WORKERS, TWO_WORKERS, Cluster
@@ -16,17 +17,17 @@ from tests.oracle_programs import (
     batches,
     graph_program,
 )
-from tests.served import STRATEGIES
+from tests.served import STRATEGIES, Spread
 from tests.test_oracle_fit import OPTIMIZERS as KERAS_OPTIMIZERS
 from tests.test_oracle_fit_models import fit_gan
 
 
-def programs(families: Any) -> list[Any]:
-    """Each cluster with each strategy, clipped and not; the other axes go round."""
+def programs(families: Any, *, both: bool) -> list[Any]:
+    """Each cluster with each strategy, clipped and not (or in turns, unless `both`); the other axes go round."""
     found = []
     for i, shape in enumerate(SHAPES):
         for j, strategy in enumerate(STRATEGIES):
-            for clip in (False, True):
+            for clip in (False, True) if both else ((i + j) % 2 == 0,):
                 family = list(families)[(i + j + clip) % len(families)]
                 optimizer = OPTIMIZERS[(i + 2 * clip + j) % len(OPTIMIZERS)]
                 model = MODELS[(i - j + clip) % len(MODELS)]
@@ -42,7 +43,7 @@ def train_function(strategy: str, family: str, optimizer: str, model: str, clip:
 
 @pytest.mark.parametrize(
     ("cluster", "strategy", "family", "optimizer", "model", "clip"),
-    programs(FUNCTION_FAMILIES),
+    programs(FUNCTION_FAMILIES, both=True),
     indirect=["cluster"],
     scope="module",
 )
@@ -59,7 +60,7 @@ def train_graph(strategy: str, family: str, optimizer: str, model: str, clip: bo
 
 @pytest.mark.parametrize(
     ("cluster", "strategy", "family", "optimizer", "model", "clip"),
-    programs(GRAPH_FAMILIES),
+    programs(GRAPH_FAMILIES, both=False),
     indirect=["cluster"],
     scope="module",
 )
@@ -86,6 +87,36 @@ def test_each_worker_may_feed_its_own_part_of_the_batch(cluster: Cluster, strate
     same(cluster.run(train_parts, strategy=strategy, sizes=sizes, sum_duplicates=sum_duplicates))
 
 
+def train_with_idle(idle: int, door: str) -> Values:
+    builder = Spread((idle,), idle=(idle,))
+    if door == "graph":
+        return compare_graph(
+            graph_program("both", "adam", "tf1", clip=True), batches("both"), autodist={"strategy_builder": builder}
+        )
+    program = FUNCTION_FAMILIES["keras-3"]("both", "momentum", clip=True)
+    return compare_function(program, batches("both"), autodist={"strategy_builder": builder})
+
+
+@pytest.mark.parametrize("cluster", [THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
+@pytest.mark.parametrize("door", ["function", "graph"])
+@pytest.mark.parametrize("idle", [0, 2])
+def test_a_server_may_train_nothing_itself(cluster: Cluster, idle: int, door: str) -> None:
+    same(cluster.run(train_with_idle, idle=idle, door=door))
+
+
+def fit_idle() -> dict[str, Any]:
+    options = {"batch_size": 8, "sample_weight": WEIGHTS, "validation_data": VALIDATION}
+    return compare(
+        lambda: fitted(compiled(keras.optimizers.Adam(0.05)), X, Y, **options),
+        strategy_builder=Spread((0,), idle=(0,)),
+    )
+
+
+@pytest.mark.parametrize("cluster", [THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
+def test_fit_goes_on_with_a_chief_that_only_serves(cluster: Cluster) -> None:
+    same(cluster.run(fit_idle))
+
+
 def fit_with(strategy: str, optimizer: str) -> dict[str, Any]:
     options = {"batch_size": 8, "sample_weight": WEIGHTS, "validation_data": VALIDATION}
     return compare(
@@ -94,16 +125,17 @@ def fit_with(strategy: str, optimizer: str) -> dict[str, Any]:
     )
 
 
-@pytest.mark.parametrize(
-    "cluster", [TWO_WORKERS, THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
-)
-@pytest.mark.parametrize(
-    ("strategy", "optimizer"),
-    [
-        ("balanced" if optimizer == "accumulated" else list(STRATEGIES)[index % len(STRATEGIES)], optimizer)
-        for index, optimizer in enumerate(KERAS_OPTIMIZERS)
-    ],
-)
+def fits() -> list[Any]:
+    """Each optimizer on two workers, every third one on three; strategies go round."""
+    found = []
+    for index, optimizer in enumerate(KERAS_OPTIMIZERS):
+        strategy = "balanced" if optimizer == "accumulated" else list(STRATEGIES)[index % len(STRATEGIES)]
+        for shape in (TWO_WORKERS, THREE_WORKERS) if index % 3 == 0 else (TWO_WORKERS,):
+            found.append(pytest.param(shape, strategy, optimizer, id=f"{shape.name}-{strategy}-{optimizer}"))
+    return found
+
+
+@pytest.mark.parametrize(("cluster", "strategy", "optimizer"), fits(), indirect=["cluster"], scope="module")
 def test_fit_trains_as_on_one_device(cluster: Cluster, strategy: str, optimizer: str) -> None:
     same(cluster.run(fit_with, strategy=strategy, optimizer=optimizer))
 

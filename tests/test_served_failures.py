@@ -1,16 +1,17 @@
 """What ends a run whose variables live on servers, and what cannot be served."""
 
 import os
+import re
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import keras
-import numpy as np
 import pytest
-import tensorflow as tf
 
 from autodist_py import AutoDist
 from autodist_py.proto.errors import ClusterError, StrategyError
@@ -18,11 +19,13 @@ from autodist_py.strategy_builders.base import StrategyBuilder
 from autodist_py.strategy_builders.parameter_server import PS, PSLoadBalancing
 from tests.cluster_pool import THREE_WORKERS, CaseFailedError, Cluster
 from tests.fit_oracle import X, Y, compiled
-from tests.served import Spread
+from tests.served import Spread, descending
 
 on_three = pytest.mark.parametrize(
     "cluster", [THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
 )
+
+ROOT = Path(__file__).resolve().parent.parent
 
 BUILDERS = {
     "worker": PS(),
@@ -32,23 +35,10 @@ BUILDERS = {
 }
 
 
-def descending(autodist: AutoDist) -> Any:
-    """A step that trains one variable."""
-    weights = tf.Variable(np.zeros(2))
-
-    @autodist.function
-    def step() -> None:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(weights)
-        weights.assign_sub(tape.gradient(loss, weights))
-
-    return step
-
-
 def killed(builder: StrategyBuilder, victim: int, folder: str) -> None:
     """Trains until a worker kills itself; the others note when they were told."""
     with AutoDist(strategy_builder=builder) as autodist:
-        step = descending(autodist)
+        step, _ = descending(autodist)
         clock = Path(folder, f"worker-{autodist.rank}")
         for number in range(100_000):
             if number == 5 and autodist.rank == victim:
@@ -78,7 +68,7 @@ def thrown_away() -> dict[str, int]:
     counts: dict[int, int] = {}
     for _ in range(3):
         with AutoDist(strategy_builder=PS()) as autodist:
-            step = descending(autodist)
+            step, _ = descending(autodist)
             for _ in range(3):
                 step()
         counts[len(counts)] = sum(thread.name.startswith("autodist-") for thread in threading.enumerate())
@@ -130,7 +120,7 @@ def test_backup_workers_need_one_message_a_step(cluster: Cluster) -> None:
 
 def asked_elsewhere() -> None:
     with AutoDist(strategy_builder=PS(replicas_to_aggregate=2)) as autodist:
-        step = descending(autodist)
+        step, _ = descending(autodist)
         step()
         if autodist.rank == 0:
             assert len(autodist.accepted_gradients()) % 2 == 0
@@ -143,3 +133,78 @@ def asked_elsewhere() -> None:
 @on_three
 def test_what_was_accepted_is_known_on_the_server(cluster: Cluster) -> None:
     cluster.run(asked_elsewhere)
+
+
+SCRIPT = """
+import os, signal, sys, time
+from autodist_py import AutoDist
+autodist = AutoDist(strategy_builder="PS(sync=False)")
+import numpy as np, tensorflow as tf
+weights = tf.Variable(np.zeros(2))
+
+@autodist.function
+def step():
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(weights)
+    weights.assign_sub(tape.gradient(loss, weights))
+
+step()
+"""
+SPEC = "nodes: [{address: 127.0.0.1, chief: true}, {address: 127.0.0.2}, {address: 127.0.0.3}]"
+
+
+def run_script(folder: Path, body: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(SCRIPT + textwrap.dedent(body))
+    (folder / "spec.yaml").write_text(SPEC)
+    own = {name: value for name, value in os.environ.items() if not name.startswith("AUTODIST_")}
+    own |= {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=folder,
+        env={**own, "AUTODIST_RESOURCE_SPEC": "spec.yaml", **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+LOSING = """
+steps = 200
+for number in range(steps):
+    if autodist.rank == 2 and number == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    step()
+    time.sleep(0.01)
+autodist.sync()
+print(f"worker {autodist.rank} has {weights.numpy()[0]:.0f}")
+"""
+
+
+@pytest.mark.parametrize("lost_workers", ["continue", "end"])
+def test_a_run_may_go_on_without_a_worker_that_serves_nothing(tmp_path: Path, lost_workers: str) -> None:
+    ended = run_script(tmp_path, LOSING, AUTODIST_LOST_WORKERS=lost_workers)
+    output = ended.stdout + ended.stderr
+    if lost_workers == "end":
+        assert ended.returncode == 1
+        assert "worker 2 (127.0.0.3) ended" in ended.stderr and "killed by SIGKILL" in ended.stderr
+        return
+    assert ended.returncode == 0, output
+    (applied,) = set(re.findall(r"worker [01] has (-?\d+)", output))
+    assert -int(applied) == 2 * 201 + 6, output
+    assert re.search(r"worker 2 \(127.0.0.3\) ended .*killed by SIGKILL.*The others go on without it", output)
+
+
+def test_workers_that_step_by_themselves_may_end_one_after_the_other(tmp_path: Path) -> None:
+    ended = run_script(
+        tmp_path,
+        """
+        for number in range(5 if autodist.rank == 0 else 40 * autodist.rank):
+            step()
+            time.sleep(0.02)
+        print(f"worker {autodist.rank} ends")
+        """,
+    )
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == 0, output
+    assert all(f"worker {rank} ends" in output for rank in range(3))

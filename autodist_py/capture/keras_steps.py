@@ -34,6 +34,8 @@ class Workers:
         compare: each worker's value, by rank; every worker calls it.
         take_chiefs: makes variables equal to the chief's; every worker calls it.
         sync: makes variables equal to the servers'; every worker calls it.
+        pull: makes this worker's variables equal to the servers'.
+        are_apart: whether workers take their steps by themselves.
     """
 
     distribute: Callable[..., Callable[..., Any]]
@@ -45,6 +47,8 @@ class Workers:
     compare: Callable[[bytes], Mapping[int, bytes]]
     take_chiefs: Callable[[Iterable[tf.Variable]], None]
     sync: Callable[[], None]
+    pull: Callable[[Iterable[tf.Variable]], None]
+    are_apart: Callable[[], bool]
 
 
 class Ends:

@@ -48,6 +48,10 @@ class Rule(Protocol):
         """`worker` sends nothing until its next message: nobody waits for it."""
         ...
 
+    def lost(self, worker: int) -> Decision:
+        """`worker` never sends anything again."""
+        ...
+
 
 def rule_of(pace: Pace, workers: Sequence[int]) -> Rule:
     """The rule of a pace, for the last exchange of a step, of a server that these workers use."""
@@ -77,6 +81,10 @@ class Together:
         """See Rule. Workers pause together, or the run fails elsewhere."""
         return Decision()
 
+    def lost(self, worker: int) -> Decision:
+        """See Rule. The run ends, as everybody is needed."""
+        return Decision()
+
 
 class AsTheyArrive:
     """Asynchronous: each message is an update, and is answered at once (Downpour SGD; Dean et al. 2012)."""
@@ -87,6 +95,38 @@ class AsTheyArrive:
 
     def paused(self, worker: int) -> Decision:
         """See Rule."""
+        return Decision()
+
+    def lost(self, worker: int) -> Decision:
+        """See Rule."""
+        return Decision()
+
+
+class AfterOwn:
+    """Synchronous reads: each message is by itself, and answered once the server's own worker has sent as many.
+
+    So whatever its script wrote to its variables before the step is there.
+    """
+
+    def __init__(self, workers: Sequence[int], own: int):
+        self._sent = dict.fromkeys(workers, 0)
+        self._own = own
+        self._waiting: list[int] = []
+
+    def arrived(self, worker: int) -> Decision:
+        """See Rule."""
+        self._sent[worker] += 1
+        self._waiting.append(worker)
+        ready = tuple(other for other in self._waiting if self._sent[other] <= self._sent[self._own])
+        self._waiting = [other for other in self._waiting if other not in ready]
+        return Decision(joined=(worker,), answered=ready)
+
+    def paused(self, worker: int) -> Decision:
+        """See Rule."""
+        return Decision()
+
+    def lost(self, worker: int) -> Decision:
+        """See Rule. The run ends, as everybody is needed."""
         return Decision()
 
 
@@ -105,6 +145,7 @@ class Bounded:
 
     def arrived(self, worker: int) -> Decision:
         """See Rule."""
+        self._paused.discard(worker)
         self._sent[worker] += 1
         self._waiting.append(worker)
         return Decision(joined=(worker,), answered=self._released())
@@ -112,14 +153,25 @@ class Bounded:
     def paused(self, worker: int) -> Decision:
         """See Rule."""
         self._paused.add(worker)
+        return self._after_pause()
+
+    def lost(self, worker: int) -> Decision:
+        """See Rule."""
+        self._sent.pop(worker, None)
+        self._waiting = [other for other in self._waiting if other != worker]
+        self._paused.discard(worker)
+        return self._after_pause()
+
+    def _after_pause(self) -> Decision:
         released = self._released()
         if self._paused == self._sent.keys():
             self._paused.clear()
+            self._sent = dict.fromkeys(self._sent, 0)  # They meet, and nobody is behind.
         return Decision(answered=released)
 
     def _released(self) -> tuple[int, ...]:
         counts = [count for worker, count in self._sent.items() if worker not in self._paused]
-        furthest = min(counts, default=max(self._sent.values())) + self._staleness
+        furthest = min(counts, default=max(self._sent.values(), default=0)) + self._staleness
         released = tuple(worker for worker in self._waiting if self._sent[worker] <= furthest)
         self._waiting = [worker for worker in self._waiting if worker not in released]
         return released
@@ -138,7 +190,7 @@ class FirstToArrive:
     """
 
     def __init__(self, workers: Sequence[int], wanted: int):
-        self._workers, self._wanted = frozenset(workers), wanted
+        self._workers, self._wanted = set(workers), wanted
         self._updates = 0
         self._seen = dict.fromkeys(workers, 0)
         """For each worker, how many updates it had seen when it was last answered."""
@@ -153,6 +205,7 @@ class FirstToArrive:
 
     def arrived(self, worker: int) -> Decision:
         """See Rule."""
+        self._paused.discard(worker)
         self._computing.discard(worker)
         if self._seen[worker] < self._updates:
             self.dropped[worker] += 1
@@ -165,10 +218,20 @@ class FirstToArrive:
         """See Rule."""
         self._computing.discard(worker)
         self._paused.add(worker)
+        return self._after_pause()
+
+    def lost(self, worker: int) -> Decision:
+        """See Rule. What it has sent counts."""
+        for those in (self._computing, self._paused, self._workers):
+            those.discard(worker)
+        self._waiting = [other for other in self._waiting if other != worker]
+        return self._after_pause()
+
+    def _after_pause(self) -> Decision:
         decision = self._next()
         if self._paused == self._workers:
             self._paused.clear()
-            self._answered(sorted(self._workers))  # They were told elsewhere, and go on together.
+            self._computing.update(self._workers)
         return decision
 
     def _next(self) -> Decision:

@@ -44,6 +44,7 @@ class Chief:
             seed=secrets.randbits(31),
             fingerprint=resources.fingerprint,
             heartbeat_timeout=settings.heartbeat_timeout,
+            goes_on=settings.lost_workers == "continue",
         )
         server, address = serve(coordinator, secret, host=resources.chief.address, port=settings.coordinator_port)
         return cls(coordinator, resources, launcher, secret, server, address)

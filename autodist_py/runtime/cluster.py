@@ -5,7 +5,7 @@ A process belongs to one cluster at most, as TensorFlow's server cannot be stopp
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import ClassVar, Protocol
 
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
@@ -76,6 +76,17 @@ class Cluster(Protocol):
 
     def on_failure(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """`callback(cause)` is called, in another thread, when the run fails. Returns what takes that back."""
+        ...
+
+    def step_apart(self, expendable: Collection[int]) -> None:
+        """From now on workers take steps by themselves, and can do without `expendable` ones; each worker says so."""
+        ...
+
+    def on_loss(self, callback: Callable[[int], None]) -> Callable[[], None]:
+        """`callback(rank)` is called, in another thread, for each worker that the run goes on without.
+
+        Returns what takes that back.
+        """
         ...
 
     def leave(self) -> None:
@@ -166,6 +177,13 @@ class SoloCluster:
 
     def on_failure(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """See Cluster. Nothing else can fail here."""
+        return lambda: None
+
+    def step_apart(self, expendable: Collection[int]) -> None:
+        """See Cluster."""
+
+    def on_loss(self, callback: Callable[[int], None]) -> Callable[[], None]:
+        """See Cluster. Nobody is lost."""
         return lambda: None
 
     def leave(self) -> None:

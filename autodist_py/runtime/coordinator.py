@@ -3,6 +3,7 @@
 It is plain shared memory behind one lock; `service.py` offers it to the other workers. It starts and ends no process.
 """
 
+import logging
 import signal
 import threading
 import time
@@ -15,6 +16,11 @@ from autodist_py.proto.errors import ClusterError, WorkerFailedError
 
 HEARTBEAT_SECONDS = 1.0
 """How often a worker reports; also how long the coordinator holds a report back."""
+
+LEAVING = "leaving/"
+"""What the keys of exchanges begin with at which workers take no further step; each gives its last step's number."""
+
+_log = logging.getLogger(__name__)
 
 _EXIT_CODE_SECONDS = 3.0
 _CHIEF = 0
@@ -31,10 +37,11 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """The answer to a heartbeat: the cause if the run has failed, and whether every worker has left."""
+    """The answer to a heartbeat: the cause if the run has failed, whether every worker has left, and who is lost."""
 
     cause: str | None
     finished: bool
+    lost: tuple[int, ...] = ()
 
 
 class CoordinatorCalls(Protocol):
@@ -79,11 +86,19 @@ class _Round:
 class Coordinator:
     """One run of the workers at `addresses` (by rank). It implements CoordinatorCalls.
 
-    A rank that has left may not be waited for: whoever does ends the run, as its script is another than theirs.
+    A rank that has left may not be waited for: whoever does ends the run, as its script is another than theirs. Where
+    the run `goes_on`, a worker that fails, and that the others can do without, is lost, and nobody waits for it.
     """
 
     def __init__(
-        self, addresses: Sequence[str], *, run_id: str, seed: int, fingerprint: str, heartbeat_timeout: float
+        self,
+        addresses: Sequence[str],
+        *,
+        run_id: str,
+        seed: int,
+        fingerprint: str,
+        heartbeat_timeout: float,
+        goes_on: bool = False,
     ) -> None:
         self._addresses = tuple(addresses)
         self._run_id, self._seed, self._fingerprint = run_id, seed, fingerprint
@@ -94,6 +109,10 @@ class Coordinator:
         self._steps: dict[int, int] = {}
         self._seen: dict[int, float] = {}
         self._left: set[int] = set()
+        self._goes_on = goes_on
+        self._expendable: set[int] | None = None
+        """The workers that the others can do without; None while all take their steps together."""
+        self._lost: set[int] = set()
         self._released: dict[int, str] = {}
         self._rounds: dict[str, deque[_Round]] = {}
         self._checked = time.monotonic()
@@ -133,12 +152,17 @@ class Coordinator:
             current.values[rank] = value
             self._changed.notify_all()
             needed = set(range(len(self._addresses))) if everyone else {_CHIEF}
-            done = self._wait(
-                lambda: needed <= current.values.keys() or bool((needed - current.values.keys()) & self._left), timeout
-            )
-            missing = needed - current.values.keys()
-            if missing & self._left:
-                self._fail_of_leaver(min(missing & self._left), f"worker {rank} waits for it at {key!r}")
+
+            def missing_ranks() -> set[int]:
+                return needed - current.values.keys() - self._lost
+
+            def gone() -> set[int]:
+                return missing_ranks() & (self._left | self._leaving(but=key).keys())
+
+            done = self._wait(lambda: not missing_ranks() or bool(gone()), timeout)
+            missing = missing_ranks()
+            if gone():
+                self._fail_of_leaver(min(gone()), f"worker {rank} waits for it at {key!r}")
             if not done:
                 raise ClusterError(
                     f"{self._names(missing)} did not reach {key!r} within {timeout:g} s, where worker {rank} waits: "
@@ -151,11 +175,12 @@ class Coordinator:
         with self._changed:
             self._seen[rank] = time.monotonic()
             self._steps[rank] = step
-            behind = [other for other in self._left if step > self._steps[other]]
-            if behind and self._cause is None:
+            ended = {other: self._steps[other] for other in self._left} | self._leaving()
+            behind = [other for other, last in ended.items() if step > last]
+            if behind and self._cause is None and self._expendable is None:
                 self._fail_of_leaver(min(behind), f"worker {rank} went on to step {step}", raises=False)
             self._changed.wait_for(lambda: self._cause or self._all_left, HEARTBEAT_SECONDS)
-            return Pulse(self._cause, self._all_left)
+            return Pulse(self._cause, self._all_left, tuple(sorted(self._lost)))
 
     def abort(self, rank: int, event: str, *, detail: str, step: int) -> str:
         """See CoordinatorCalls."""
@@ -171,12 +196,21 @@ class Coordinator:
             self._changed.notify_all()
             self._wait(lambda: self._all_left or rank in self._released, None)
 
+    def step_apart(self, expendable: Iterable[int]) -> None:
+        """From now on workers take steps by themselves; the others can do without the `expendable` ones.
+
+        Who was needed before still is.
+        """
+        with self._changed:
+            allowed = set(expendable) - {_CHIEF}
+            self._expendable = allowed if self._expendable is None else self._expendable & allowed
+
     # -- What the chief's own threads report --------------------------------------------------------------------------
 
     def process_ended(self, rank: int, exit_code: int) -> None:
         """The launcher saw the worker's process end; unless all have left and the code is 0, the run has failed."""
         with self._changed:
-            if exit_code == 0 and self._all_left:
+            if (exit_code == 0 and self._all_left) or rank in self._lost:
                 return
             if exit_code == 0 and rank in self._released:
                 self._fail(rank, "ended its script", self._released[rank])
@@ -206,7 +240,7 @@ class Coordinator:
             self._checked = now
             if self._all_left:
                 return []
-            others = self._seen.keys() - self._released.keys() - {_CHIEF}
+            others = self._seen.keys() - self._released.keys() - self._lost - {_CHIEF}
             silent = sorted(rank for rank in others if now - self._seen[rank] > self._heartbeat_timeout)
             for rank in silent:
                 self._fail(rank, "stopped answering", f"no heartbeat for {self._heartbeat_timeout:g} s")
@@ -214,9 +248,20 @@ class Coordinator:
 
     # -- Under the lock -----------------------------------------------------------------------------------------------
 
+    def _leaving(self, *, but: str = "") -> dict[int, int]:
+        """The workers that wait for all others to end, and the last step of each."""
+        return {
+            rank: int(value)
+            for key, rounds in self._rounds.items()
+            if key.startswith(LEAVING) and key != but
+            for current in rounds
+            if len(current.values) < len(self._addresses) - len(self._lost)
+            for rank, value in current.values.items()
+        }
+
     @property
     def _all_left(self) -> bool:
-        return len(self._left) == len(self._addresses)
+        return len(self._left | self._lost) == len(self._addresses)
 
     def _wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
         """Whether `ready` became true in time; raises if the run has failed, before or meanwhile."""
@@ -241,15 +286,22 @@ class Coordinator:
 
     def _answer(self, rank: int, key: str, current: _Round, needed: set[int]) -> dict[int, bytes]:
         current.answered.add(rank)
-        if len(current.answered) == len(self._addresses):
+        if len(current.answered | self._lost) == len(self._addresses):
             self._rounds[key].remove(current)
             if not self._rounds[key]:
                 del self._rounds[key]
-        return {each: current.values[each] for each in sorted(needed)}
+        return {each: current.values[each] for each in sorted(needed & current.values.keys())}
 
     def _fail(self, rank: int, event: str, detail: str) -> str:
+        what = f"worker {rank} ({self._addresses[rank]}) {event} {self._when(rank)}: {detail}"
+        if self._cause is None and self._goes_on and rank in (self._expendable or ()):
+            if rank not in self._lost:
+                self._lost.add(rank)
+                _log.warning("%s. The others go on without it", what)
+            self._changed.notify_all()
+            return what
         if self._cause is None:
-            self._cause = f"worker {rank} ({self._addresses[rank]}) {event} {self._when(rank)}: {detail}"
+            self._cause = what
             self._changed.notify_all()
         return self._cause
 

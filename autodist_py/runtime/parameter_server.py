@@ -16,13 +16,14 @@ import tensorflow as tf
 from autodist_py import tf_adapter
 from autodist_py.kernel.pipeline import CompiledProgram
 from autodist_py.kernel.program import Channel, ServerFunction, ServerProgram
-from autodist_py.kernel.serving.queues import PAUSED, RUNG, named_queue
+from autodist_py.kernel.serving.queues import LOST, PAUSED, RUNG, named_queue
+from autodist_py.proto.errors import ClusterError
 from autodist_py.proto.strategy import Pace
-from autodist_py.runtime.aggregation import AsTheyArrive, Decision, Rule, rule_of
+from autodist_py.runtime.aggregation import AfterOwn, AsTheyArrive, Decision, Rule, rule_of
 from autodist_py.runtime.cluster import Cluster
 from autodist_py.runtime.process import one_line
-from autodist_py.runtime.queues import HOST, Queue
-from autodist_py.runtime.tf_adapter import server_target, task_device
+from autodist_py.runtime.queues import HOST, Queue, session_between
+from autodist_py.runtime.tf_adapter import task_device
 
 Run = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
 """A server function: of what it takes, to what it gives."""
@@ -78,6 +79,7 @@ class Messages:
         if self._carrier is not None:
             self._start("carry", self._carrier.carry)
         self._forget = cluster.on_failure(lambda cause: self.close())
+        self._forget_losses = cluster.on_loss(lambda worker: self._ring(worker, LOST))
         atexit.register(self.close)
 
     @property
@@ -94,11 +96,14 @@ class Messages:
         """This worker sends nothing for now: servers do not let others wait for it."""
         if self._pace.is_together or self.is_closed:
             return
-        if self._bell is not None:
-            with tf_adapter.eagerly(), tf.device(HOST):
-                self._bell.put([tf.constant([self._cluster.rank, PAUSED], tf.int64)])
+        self._ring(self._cluster.rank, PAUSED)
         if self._carrier is not None:
             self._carrier.pause()
+
+    def _ring(self, worker: int, number: int) -> None:
+        if self._bell is not None and not self.is_closed:
+            with tf_adapter.eagerly(), tf.device(HOST):
+                self._bell.put([tf.constant([worker, number], tf.int64)])
 
     def close(self) -> None:
         """End the threads, and whatever waits for a message or an answer."""
@@ -106,6 +111,7 @@ class Messages:
             return
         self._closed.set()
         self._forget()
+        self._forget_losses()
         atexit.unregister(self.close)
         with tf_adapter.eagerly(), tf.device(HOST):
             for queue in self._queues:
@@ -161,9 +167,7 @@ class _Server:
     ):
         updates = [program for program in programs if not program.each]
         self.rules: Sequence[Rule] = [
-            rule_of(pace, workers)
-            if program is updates[-1] or (pace.is_together and not program.each)
-            else AsTheyArrive()
+            _rule(pace, workers, rank, each=program.each, is_last=bool(updates) and program is updates[-1])
             for program in programs
         ]
         self._exchanges = [
@@ -182,14 +186,22 @@ class _Server:
 
     def serve(self, bell: Queue) -> None:
         """Message after message, until the queues are closed."""
+        lost: set[int] = set()
         with tf_adapter.eagerly(), tf.device(HOST):
             while True:
                 worker, number = map(int, bell.take()[0].numpy())
-                if number == PAUSED:
+                if worker in lost:
+                    continue  # What it sent before its end came late.
+                if number in (PAUSED, LOST):
+                    if number == LOST:
+                        lost.add(worker)
                     for exchange in self._exchanges:
-                        self._do(exchange, exchange.rule.paused(worker))
+                        rule = exchange.rule
+                        self._do(exchange, rule.paused(worker) if number == PAUSED else rule.lost(worker))
                     continue
                 exchange = self._exchanges[number]
+                if number == 0:
+                    self._kept[worker] = {}  # A step begins.
                 exchange.messages[worker].append(exchange.pushes[worker].take())
                 self._do(exchange, exchange.rule.arrived(worker))
 
@@ -199,10 +211,14 @@ class _Server:
         for worker in decision.dropped:
             exchange.messages[worker].popleft()
             self._kept[worker] = self._kept[worker] | exchange.last
-        with self._lock:
-            if decision.joined:
-                self._update(exchange, decision.joined)
-            answers = {worker: self._answer(exchange, worker) for worker in _distinct(self._kept, decision.answered)}
+        try:
+            with self._lock:
+                if decision.joined:
+                    self._update(exchange, decision.joined)
+                distinct = _distinct(self._kept, decision.answered)
+                answers = {worker: self._answer(exchange, worker) for worker in distinct}
+        except tf.errors.OpError as error:
+            raise _explained(error, exchange.program, decision) from error
         made = {id(self._kept[worker]): answer for worker, answer in answers.items()}
         # Its own last: when this worker has its answer, and may close, the others have theirs.
         for worker in sorted(decision.answered, key=lambda worker: worker == self._rank):
@@ -223,6 +239,22 @@ class _Server:
         return exchange.answer([self._kept[worker][spec.name] for spec in exchange.program.answer.takes])
 
 
+def _rule(pace: Pace, workers: Sequence[int], rank: int, *, each: bool, is_last: bool) -> Rule:
+    """The rule of one exchange of a step."""
+    if pace.is_together:
+        return AfterOwn(workers, rank) if each else rule_of(pace, workers)
+    return rule_of(pace, workers) if is_last else AsTheyArrive()
+
+
+def _explained(error: tf.errors.OpError, program: ServerProgram, decision: Decision) -> ClusterError:
+    senders = ", ".join(map(str, dict.fromkeys((*decision.joined, *decision.answered))))
+    names = [spec.name for spec in (*program.channel.answered.tensors, *program.channel.sent.tensors) if spec.name]
+    return ClusterError(
+        f"a server cannot use what it was sent by worker {senders} (for {', '.join(names[:4])}): "
+        f"{one_line(error)}. Look at what the step gave there: an index beyond a table, say"
+    )
+
+
 def _distinct(kept: Mapping[int, object], workers: Sequence[int]) -> list[int]:
     """One of the workers for each thing that is kept for them."""
     return list({id(kept[worker]): worker for worker in workers}.values())
@@ -239,7 +271,7 @@ class _Carrier:
             pause = tf.group(
                 *(_ring(channel, rank, PAUSED) for channel in {one.server: one for one in channels}.values())
             )
-        self._session = tf.compat.v1.Session(server_target(), graph=graph)
+        self._session = session_between([rank, *(channel.server for channel in channels)], graph)
         self._step = self._session.make_callable(step)
         self.pause: Callable[[], None] = self._session.make_callable(pause)
         """Tell the servers that this worker sends nothing for now."""

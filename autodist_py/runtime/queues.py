@@ -1,10 +1,11 @@
-"""Queues of this process, used in its eager context."""
+"""Queues of this process, used in its eager context, and the sessions that reach those of others."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
 from autodist_py.kernel.serving.queues import named_queue
+from autodist_py.runtime.tf_adapter import server_target, task_device
 
 HOST = "/device:CPU:0"
 """The device of all queues of a process."""
@@ -31,3 +32,10 @@ class Queue:
     def close(self) -> None:
         """Whoever waits for the queue, or will, gets an error."""
         tf.raw_ops.QueueCloseV2(handle=self._handle, cancel_pending_enqueues=True)
+
+
+def session_between(ranks: Iterable[int], graph: tf.Graph) -> tf.compat.v1.Session:
+    """A session of this process's server that asks nothing of other workers, not even whether they are there."""
+    tasks = [task_device(rank).partition("/device")[0] for rank in ranks]
+    config = tf.compat.v1.ConfigProto(device_filters=tasks)
+    return tf.compat.v1.Session(server_target(), graph=graph, config=config)

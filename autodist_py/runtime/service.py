@@ -121,7 +121,7 @@ class _Service(pb_grpc.CoordinatorServicer):  # type: ignore[misc, unused-ignore
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:
         with _errors_as_status(context):
             pulse = self._coordinator.heartbeat(request.rank, request.step)
-        return pb.HeartbeatReply(cause=pulse.cause or "", finished=pulse.finished)
+        return pb.HeartbeatReply(cause=pulse.cause or "", finished=pulse.finished, lost=pulse.lost)
 
     def Abort(self, request: pb.AbortRequest, context: grpc.ServicerContext) -> pb.AbortReply:
         with _errors_as_status(context):
@@ -176,7 +176,7 @@ class CoordinatorClient:
     def heartbeat(self, rank: int, step: int) -> Pulse:
         """See CoordinatorCalls."""
         reply = self._call(self._stub.Heartbeat, pb.HeartbeatRequest(rank=rank, step=step), self._heartbeat_timeout)
-        return Pulse(reply.cause or None, reply.finished)
+        return Pulse(reply.cause or None, reply.finished, tuple(reply.lost))
 
     def abort(self, rank: int, event: str, *, detail: str, step: int) -> str:
         """See CoordinatorCalls."""

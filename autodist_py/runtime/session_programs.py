@@ -10,8 +10,9 @@ import tensorflow as tf
 from autodist_py import tf_adapter
 from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.graph import GraphScope, Signature
-from autodist_py.compiler import Compiler, StepProgram
+from autodist_py.compiler import Compiler
 from autodist_py.kernel.analysis import analyse, gradient_types, op_types
+from autodist_py.programs import StepProgram
 from autodist_py.proto.errors import SessionError
 from autodist_py.proto.graph_item import GraphItem, Variable
 from autodist_py.recording import RecordedProgram, Recorder

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import ClassVar, TypeVar
 
@@ -67,6 +67,8 @@ class WorkerCluster:
         self._left = threading.Event()
         self._exiting = threading.Event()
         self._callbacks: dict[object, Callable[[str], None]] = {}
+        self._loss_callbacks: dict[object, Callable[[int], None]] = {}
+        self._lost: set[int] = set()
         self._script_raised = False
         self._signal: signal.Signals | None = None
         self._heart = threading.Thread(target=self._beat, name="autodist-heartbeat", daemon=True)
@@ -153,6 +155,11 @@ class WorkerCluster:
         """See Cluster."""
         self._exchange(key, b"", everyone=True, timeout=timeout)
 
+    def step_apart(self, expendable: Collection[int]) -> None:
+        """See Cluster."""
+        if self._chief is not None:
+            self._chief.coordinator.step_apart(expendable)
+
     def leave(self) -> None:
         """See Cluster."""
         if self._left.is_set():
@@ -195,6 +202,29 @@ class WorkerCluster:
             self._callbacks.pop(key, None)
 
         return take_back
+
+    def on_loss(self, callback: Callable[[int], None]) -> Callable[[], None]:
+        """See Cluster."""
+        key = object()
+        with self._lock:
+            self._loss_callbacks[key] = callback
+
+        def take_back() -> None:
+            self._loss_callbacks.pop(key, None)
+
+        return take_back
+
+    def _lose(self, rank: int) -> None:
+        with self._lock:
+            if rank in self._lost:
+                return
+            self._lost.add(rank)
+            callbacks = list(self._loss_callbacks.values())
+        for callback in callbacks:
+            try:
+                callback(rank)
+            except Exception:
+                _log.exception("a callback of on_loss raised")
 
     def _abort(self, event: str, reason: str) -> None:
         detail = " ".join(reason.split())
@@ -240,6 +270,8 @@ class WorkerCluster:
                 pulse = self._call(lambda: self._calls.heartbeat(self.rank, self.step))
                 if pulse.cause is not None:
                     self._fail(pulse.cause)
+                for rank in pulse.lost:
+                    self._lose(rank)
                 if pulse.finished:
                     return
 

@@ -105,15 +105,38 @@ def _first_replicas(program: Program, exchange: Exchange, scope: str, edits: Edi
 # -- Several workers --------------------------------------------------------------------------------------------------
 
 
-def _by_messages(program: Program, divided: Serving) -> Program:
-    if program.strategy.pace.replicas_to_aggregate and any(
-        sum(not exchange.lookups for exchange in one.exchanges) > 1 for one in divided.services
-    ):
+def _require_possible(program: Program, divided: Serving) -> None:
+    """Refuse what the pace of the strategy cannot have."""
+    pace, workers = program.strategy.pace, len(program.place.all_workers)
+    exchanges = [[one for one in service.exchanges if not one.lookups] for service in divided.services]
+    if pace.replicas_to_aggregate and any(len(own) > 1 for own in exchanges):
         raise StrategyError(
             "an update that waits for some of the workers (replicas_to_aggregate) needs all it is computed of in one "
             "message; this step asks a server again, as clipping by a global norm over several servers does, or a "
             "second network that is trained through the first. Use one server, or leave replicas_to_aggregate out"
         )
+    sends_again = pace.replicas_to_aggregate > workers
+    if sends_again and len(exchanges) > 1:
+        raise StrategyError(
+            f"an update of more gradients ({pace.replicas_to_aggregate}) than there are workers ({workers}) needs one "
+            f"server, which says who sends again; the strategy has {len(exchanges)}. Use PS(), or a "
+            "replicas_to_aggregate up to the number of workers"
+        )
+    answers = [tensor for own in exchanges for one in own for tensor in one.answers]
+    if sends_again and answers:
+        raise StrategyError(
+            f"'{answers[0]}' is computed of an update's gradients, and of more than there are workers: there is none "
+            "yet when a worker's step ends. Return it no more, or let replicas_to_aggregate be the number of workers"
+        )
+    if not pace.is_together and not all(replica.trains for replica in program.place.everyone):
+        raise StrategyError(
+            "workers that take their steps by themselves all train; with sync=False, a staleness or "
+            "replicas_to_aggregate each needs a replica. Give every node one, or leave these options out"
+        )
+
+
+def _by_messages(program: Program, divided: Serving) -> Program:
+    _require_possible(program, divided)
     graph = program.graph
     servers: list[ServerProgram] = []
     channels: list[Channel] = []
@@ -121,20 +144,23 @@ def _by_messages(program: Program, divided: Serving) -> Program:
     results: list[tf.compat.v1.NodeDef] = []
     answers: dict[int, list[Answer]] = {}
     for service in divided.services:
+        previous: str | None = None
         for number, exchange in enumerate(service.exchanges):
             if exchange.lookups:
                 channels.append(lookup_channel(program, service, exchange, number))
                 lookups = asked(program, exchange, channels[-1])
                 edits.add(lookups.fragment.nodes)
                 results += lookups.results
-                answers.setdefault(service.worker, []).append(Answer({}, {}, ""))
+                answers.setdefault(service.worker, []).append(Answer({}, {}, lookups.dequeue))
+                previous = _follow(edits, lookups.enqueue, lookups.dequeue, previous)
                 continue
             channels.append(channel_of(program, service, exchange, number))
             message = sent(program, exchange, channels[-1], divided.summable)
             edits.add(message.fragment.nodes)
-            for op in _waited_for(program, divided, exchange):
+            for op in _waited_for(program, divided, service, exchange):
                 edits.add_control(message.enqueue, op)
             answers.setdefault(service.worker, []).append(message.answer)
+            previous = _follow(edits, message.enqueue, message.answer.ready, previous)
         if service.worker == program.place.worker:
             servers += server_programs(program, service, channels[-len(service.exchanges) :])
     graph = edits.apply(graph.changed(added=(), replaced=results))
@@ -143,8 +169,11 @@ def _by_messages(program: Program, divided: Serving) -> Program:
     fetches = {
         tensor: name for several in answers.values() for answer in several for tensor, name in answer.tensors.items()
     }
+    last = tuple(several[-1].ready for several in answers.values())
+    rewritten = _with_graph(program, graph)
     return replace(
-        _with_graph(program, graph),
+        rewritten,
+        run_ops=(*rewritten.run_ops, *last),
         fetches=tuple(fetches.get(str(parse(captured_name(name))), name) for name in program.fetches),
         servers=tuple(servers),
         channels=tuple(channels),
@@ -155,11 +184,20 @@ def _by_messages(program: Program, divided: Serving) -> Program:
     )
 
 
-def _waited_for(program: Program, divided: Serving, exchange: Exchange) -> Iterator[str]:
+def _follow(edits: Edits, enqueue: str, dequeue: str, previous: str | None) -> str:
+    """A server takes the messages of a step in order: each is sent after the answer to the one before it."""
+    if previous is not None:
+        edits.add_control(enqueue, previous)
+    return dequeue
+
+
+def _waited_for(program: Program, divided: Serving, service: Service, exchange: Exchange) -> Iterator[str]:
     """What the workers' ops read before the update writes it: they send nothing before."""
     captured = program.analysis.captured
-    behind = set().union(*(nx.descendants(captured.digraph, op) for op in divided.moved & exchange.ops))
-    for op in sorted(divided.moved & exchange.ops):
+    here = service.counted if service.worker == program.place.worker else frozenset()
+    run_there = (divided.moved | here) & exchange.ops
+    behind = set().union(*(nx.descendants(captured.digraph, op) for op in run_there))
+    for op in sorted(run_there):
         for copy_ in program.copies(op):
             for name in program.graph.nodes[copy_].input:
                 if name.startswith("^"):

@@ -60,19 +60,20 @@ def _split(
     """For each local replica its part of each tensor; its number of rows; the number of rows of the step."""
     place = program.place
     is_global = program.options.batch == "global"
-    count = len(place.everyone) if is_global else len(place.local_replicas)
+    count = sum(replica.trains for replica in (place.everyone if is_global else place.local_replicas))
     with tf.device(place.host):
         rows = tf.shape(tensors[0], out_type=tf.int64)[0]
-        each, longer = rows // count, rows % count
+        each, longer = rows // max(count, 1), rows % max(count, 1)
         parts, sizes = [], []
         for position, replica in enumerate(place.local_replicas):
             index = replica.index if is_global else position
             begin = index * each + tf.minimum(tf.constant(index, tf.int64), longer)
-            size = each + tf.cast(index < longer, tf.int64)
+            size = each + tf.cast(index < longer, tf.int64) if replica.trains else tf.zeros([], tf.int64)
             parts.append([tensor[begin : begin + size] for tensor in tensors])
             sizes.append(size)
         if is_global and place.replicas == place.everyone:
             total = rows
         else:
-            total = tf.add_n(sizes) if is_global else collectives.sum_over_workers(rows)
+            own = tf.add_n(sizes) if is_global or not count else rows
+            total = own if is_global else collectives.sum_over_workers(own)
     return parts, sizes, total

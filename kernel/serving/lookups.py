@@ -10,7 +10,7 @@ from autodist_py.kernel.names import KERNEL_SCOPE, on_replica
 from autodist_py.kernel.parcel import Parcel
 from autodist_py.kernel.program import Channel, Program, ServerFunction, ServerProgram
 from autodist_py.kernel.serving.common import read_of, type_of, with_variables
-from autodist_py.kernel.serving.messages import trade
+from autodist_py.kernel.serving.messages import Traded, trade
 from autodist_py.kernel.synchronizers.lookups import by_table
 from autodist_py.kernel.synchronizers.parameter_server import Exchange, Service
 
@@ -20,6 +20,8 @@ class Asked:
     """The ops by which a worker asks for rows, and those that pass them on under the names of the lookups."""
 
     fragment: Fragment
+    enqueue: str
+    dequeue: str
     results: tuple[tf.compat.v1.NodeDef, ...]
 
 
@@ -45,11 +47,13 @@ def asked(program: Program, exchange: Exchange, channel: Channel) -> Asked:
     nodes = program.graph.nodes
     ids = [[TensorSpec(nodes[op].input[1], type_of(program.graph, nodes[op].input[1])) for op in ops] for ops in places]
 
+    made: list[Traded] = []
+
     def look_up(ids: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
         with tf.device(program.place.host):
             flat = [[tf.reshape(tf.cast(one, tf.int64), [-1]) for one in table] for table in ids]
             distinct = [tf.unique(tf.concat(parts, axis=0)) for parts in flat]
-            rows = trade(program, channel, [one.y for one in distinct]).answered
+            made.append(trade(program, channel, [one.y for one in distinct]))
             return [
                 [
                     tf.gather(brought, tf.reshape(positions, tf.shape(one)))
@@ -57,7 +61,7 @@ def asked(program: Program, exchange: Exchange, channel: Channel) -> Asked:
                         table, tf.split(where.idx, [tf.size(part) for part in parts], num=len(parts)), strict=True
                     )
                 ]
-                for table, parts, where, brought in zip(ids, flat, distinct, rows, strict=True)
+                for table, parts, where, brought in zip(ids, flat, distinct, made[0].answered, strict=True)
             ]
 
     fragment = trace(look_up, [ids], scope=f"{KERNEL_SCOPE}/{channel.name}")
@@ -66,7 +70,7 @@ def asked(program: Program, exchange: Exchange, channel: Channel) -> Asked:
         for ops, tensors in zip(places, fragment.outputs, strict=True)
         for op, tensor in zip(ops, tensors, strict=True)
     ]
-    return Asked(fragment, tuple(results))
+    return Asked(fragment, made[0].enqueue, made[0].dequeue, tuple(results))
 
 
 def lookup_program(program: Program, exchange: Exchange, channel: Channel) -> ServerProgram:

@@ -1,6 +1,6 @@
 """What workers send to servers, and take from them: the messages of an exchange, and the ops that send them."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,9 +72,11 @@ def channel_of(program: Program, service: Service, exchange: Exchange, number: i
         differs = is_varying(program, gradient)
         specs += [replace(spec, name=seam) for spec, seam in zip(tensors, gradient.tensors, strict=True)]
         joins += (["rows", "rows", "same"] if gradient.is_sparse else ["sum"]) if differs else ["same"] * len(tensors)
+    counts = program.strategy.pace.replicas_to_aggregate > 0
+    if counts:  # Sums over examples, which half precision does not hold.
+        specs = [replace(spec, dtype=_carried(spec.dtype)) for spec in specs]
     specs += [TensorSpec(value, type_of(view, value)) for value in exchange.values]
     joins += ["same"] * len(exchange.values)
-    counts = program.strategy.pace.replicas_to_aggregate > 0
     if counts:
         specs.append(TensorSpec("", tf.float64, ()))
         joins.append("sum")
@@ -115,7 +117,8 @@ def sent(program: Program, exchange: Exchange, channel: Channel, summable: Colle
         with tf.device(program.place.host):
             if channel.counts:
                 values = [*values, tf.cast(batch[0], tf.float64) if batch else tf.ones([], tf.float64)]
-            made.append(trade(program, channel, [*(part for parts in summed for part in parts), *values]))
+            tensors = [*(part for parts in summed for part in parts), *values]
+            made.append(trade(program, channel, tensors))
             return made[0].answered
 
     fragment = trace(
@@ -157,8 +160,11 @@ def summed_gradients(
             else:  # It is computed from replicated values alone: equal on all replicas.
                 replicas, weights = replicas[:1], [tf.ones([], tf.float64)]
             scale = _scale(program, gradient, batch)
+            carried = _carried if program.strategy.pace.replicas_to_aggregate else _as_it_is
             values = [
-                weighted(tensors[1 if gradient.is_sparse else 0], weight if scale is None else weight * scale)
+                weighted(
+                    _cast(tensors[1 if gradient.is_sparse else 0], carried), weight if scale is None else weight * scale
+                )
                 for tensors, weight in zip(replicas, weights, strict=True)
             ]
             if gradient.is_sparse:
@@ -180,3 +186,16 @@ def _scale(program: Program, gradient: Gradient, batch: Sequence[tf.Tensor]) -> 
         if pace.replicas_to_aggregate and batch and is_varying(program, gradient):
             return tf.cast(batch[0], tf.float64)  # The server divides by the examples of all whom it hears.
     return None
+
+
+def _carried(dtype: tf.DType) -> tf.DType:
+    """The type that sums over examples are sent in."""
+    return tf.float32 if dtype in (tf.bfloat16, tf.float16) else dtype
+
+
+def _as_it_is(dtype: tf.DType) -> tf.DType:
+    return dtype
+
+
+def _cast(tensor: tf.Tensor, carried: Callable[[tf.DType], tf.DType]) -> tf.Tensor:
+    return tf.cast(tensor, carried(tensor.dtype))

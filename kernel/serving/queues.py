@@ -13,6 +13,9 @@ RUNG = (tf.int64,)
 PAUSED = -1
 """In place of that number: the worker sends nothing for now."""
 
+LOST = -2
+"""In place of that number: the worker never sends anything again."""
+
 
 def named_queue(name: str, types: Sequence[tf.DType]) -> tf.Tensor:
     """The handle of the queue of that name on the current device; it is made when it is first asked for."""

@@ -14,17 +14,10 @@ from autodist_py.kernel.serving.common import first_writers, read_of, reduction_
 from autodist_py.kernel.serving.lookups import lookup_program
 from autodist_py.kernel.synchronizers.parameter_server import Exchange, Service, waited_for
 from autodist_py.kernel.weights import sum_duplicates
-from autodist_py.proto.errors import StrategyError
 
 
 def server_programs(program: Program, service: Service, channels: Sequence[Channel]) -> Iterator[ServerProgram]:
-    """What the server runs, for each exchange in order.
-
-    Raises:
-        StrategyError: its worker has no replica.
-    """
-    if not program.num_local_replicas:
-        raise StrategyError(f"worker {service.worker} is a server, and needs a replica too; give its node a device")
+    """What the server runs, for each exchange in order."""
     parts = [
         None if exchange.lookups else _ServerPart(program, exchange, channel)
         for exchange, channel in zip(service.exchanges, channels, strict=True)
@@ -131,8 +124,12 @@ class _ServerPart:
         for gradient in self._exchange.gradients:
             values = position + 1 if gradient.is_sparse else position
             is_mean = reduction_of(self._program, gradient) == "mean" and sent.joins[values] != "same"
-            if self._channel.counts and is_mean:
-                tensors[values] = tensors[values] / tf.cast(tensors[-1], tensors[values].dtype)
+            if self._channel.counts:
+                if is_mean:
+                    count = tf.cast(tensors[-1], tensors[values].dtype)
+                    tensors[values] = tf.math.divide_no_nan(tensors[values], count)
+                dtype = type_of(self._program.analysis.captured, gradient.tensors[values - position])
+                tensors[values] = tf.cast(tensors[values], dtype)
             if gradient.is_sparse and self._program.options.sum_duplicates and sent.joins[values] == "rows":
                 tensors[position : position + 2] = sum_duplicates(*tensors[position : position + 2])
             position += len(gradient.tensors)

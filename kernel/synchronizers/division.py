@@ -9,6 +9,7 @@ import tensorflow as tf
 from autodist_py.kernel.graph_view import VARIABLE_OP
 from autodist_py.kernel.names import op_of
 from autodist_py.kernel.program import Program
+from autodist_py.kernel.tf_adapter import is_stateful
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient
 
@@ -35,7 +36,9 @@ class Division:
         derived = self._derived()
         self._need = self._reaching(derived)
         self._lead = self._led_to(derived)
-        self.side = {op: self._side(op) for op in derived}
+        self.side: dict[str, int] = {}
+        for op in self._view.dataflow_order(derived):
+            self.side[op] = self._side(op)
 
     @cached_property
     def moved(self) -> set[str]:
@@ -128,10 +131,17 @@ class Division:
                 f"'{op}' updates several variables in one op, as gradient accumulation does, and they live apart: "
                 f"{listed}. Give them one synchronizer, and one server (PSLoadBalancing does)"
             )
-        for sides in (homes, self._lead[op], self._need[op]):
+        for sides in (homes, self._lead[op], set() if self._is_effect(op) else self._need[op]):
             if len(sides) == 1:
                 return min(sides)
         return WORKERS
+
+    def _is_effect(self, op: str) -> bool:
+        """Whether the user's process must run `op`, or what it is made of: an assertion, something shown."""
+        if self._lead[op]:
+            return False
+        reads = (op_of(name) for name in self._view.nodes[op].input if not name.startswith("^"))
+        return is_stateful(self._view.nodes[op]) or any(self.side.get(read) == WORKERS for read in reads)
 
 
 def _place(side: int) -> str:

@@ -1,11 +1,12 @@
 """Tables of which workers read rows only: they ask the server for those of their batch, and hold no new copy."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import op_of
 from autodist_py.kernel.program import Program
+from autodist_py.proto.graph_item import Gradient
 
 _READ = "ReadVariableOp"
 _SHAPES = frozenset({"Shape", "VariableShape"})
@@ -36,10 +37,11 @@ def lookups_of(program: Program, handle: str, moved: Collection[str]) -> tuple[L
         moved: ops that servers run.
     """
     view = program.analysis.captured
+    outputs = {op_of(output.tensor) for output in program.item.outputs}
     found: list[Lookup] = []
     for user in sorted(view.dataflow_consumers([handle]) - set(moved)):
         lookups = _lookups(view, handle, user)
-        if lookups is None:
+        if lookups is None or (user in outputs and view.nodes[user].op == _READ):
             return ()
         found += lookups
     written = view.ancestors([lookup.op for lookup in found]) & set(program.analysis.writes[handle])
@@ -69,29 +71,52 @@ def _lookups(view: GraphView, handle: str, user: str) -> list[Lookup] | None:
     return found
 
 
-def adds_rows_up(view: GraphView, values: str, scalars: Collection[str]) -> bool:
+def adds_rows_up(program: Program, gradient: Gradient, scalars: Collection[str]) -> bool:
     """Whether it makes no difference to what reads a sparse gradient that rows of one index are added up before.
 
-    So it is where rows are scaled by scalars and added to, or taken from, the rows of a variable, and nothing else.
+    So it is where rows are scaled by scalars and, with their indices, added to or taken from the rows of a variable,
+    and neither is used for anything else.
 
     Args:
-        view: the captured graph.
-        values: the op whose result is the rows.
+        program: whose step it is.
+        gradient: of the program's item.
         scalars: ops whose results are scalars.
     """
-    pending, seen = [values], {values}
+    view = program.analysis.captured
+    indices, values = (op_of(tensor) for tensor in gradient.tensors[:2])
+    scaled = _passed_on(view, values, lambda op, source: _is_scaled(view, op, source, scalars))
+    passed = _passed_on(view, indices, lambda op, source: view.nodes[op].op == "Identity")
+    used = {op_of(output.tensor) for output in program.item.outputs} | set(program.item.run_ops)
+    if (scaled | passed) & used:
+        return False
+    scatters = (view.dataflow_consumers(scaled) - scaled) | (view.dataflow_consumers(passed) - passed)
+    return all(
+        view.nodes[op].op in _SCATTERS
+        and op_of(view.nodes[op].input[1]) in passed
+        and op_of(view.nodes[op].input[2]) in scaled
+        for op in scatters
+    )
+
+
+def _passed_on(view: GraphView, source: str, passes: Callable[[str, str], bool]) -> set[str]:
+    """`source`, and the ops that pass on what it makes: `passes(op, producer)` says whether one does."""
+    found, pending = {source}, [source]
     while pending:
-        op = pending.pop()
-        for consumer in view.dataflow_consumers([op]) - seen:
-            node = view.nodes[consumer]
-            if node.op in _SCATTERS:
-                continue
-            others = {op_of(name) for name in node.input if not name.startswith("^")} - seen
-            if node.op not in _SCALED or others - set(scalars) or (node.op == "RealDiv" and op_of(node.input[1]) == op):
-                return False
-            seen.add(consumer)
-            pending.append(consumer)
-    return True
+        producer = pending.pop()
+        for op in view.dataflow_consumers([producer]) - found:
+            if passes(op, producer):
+                found.add(op)
+                pending.append(op)
+    return found
+
+
+def _is_scaled(view: GraphView, op: str, rows: str, scalars: Collection[str]) -> bool:
+    """Whether `op` scales `rows` by a scalar, or passes them on."""
+    node = view.nodes[op]
+    reads = [op_of(name) for name in node.input if not name.startswith("^")]
+    others = [read for read in reads if read != rows]
+    divides_by_rows = node.op == "RealDiv" and reads[1] == rows
+    return node.op in _SCALED and len(reads) - len(others) == 1 and set(others) <= set(scalars) and not divides_by_rows
 
 
 def by_table(lookups: Collection[Lookup]) -> Iterator[tuple[str, list[Lookup]]]:

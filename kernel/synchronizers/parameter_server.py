@@ -6,6 +6,7 @@ pass cuts the graph there. What it says does not depend on which worker asks.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import networkx as nx
 
@@ -122,9 +123,7 @@ def serving(program: Program) -> Serving | None:
     summable = frozenset(
         gradient.variable
         for gradient, side in sides.items()
-        if side != WORKERS
-        and gradient.is_sparse
-        and adds_rows_up(program.analysis.captured, op_of(gradient.tensors[1]), division.scalars)
+        if side != WORKERS and gradient.is_sparse and adds_rows_up(program, gradient, division.scalars)
     )
     return Serving(services, frozenset(division.moved), frozenset(stays), summable)
 
@@ -156,8 +155,8 @@ class _Cut:
         given: seams and other ops whose results it is sent.
         values: tensors that it needs and cannot compute.
         lookups: the reads of rows that it is asked for.
-        round: for each of `ops` and `given`, and of the ops of lookups, the number of the exchange in which the server
-            has it.
+        round: for each of `ops` and `given`, the number of the exchange in which the server has it.
+        asked: for each op of `lookups`, the number of the exchange in which it is asked for.
     """
 
     def __init__(self, program: Program, division: Division, server: int):
@@ -177,6 +176,7 @@ class _Cut:
         if len(program.place.all_workers) > 1:
             self.lookups = {lookup.op: lookup for handle in sorted(self._held) for lookup in self._lookups(handle)}
         self.round: dict[str, int] = {}
+        self.asked: dict[str, int] = {}
 
     def _lookups(self, handle: str) -> tuple[Lookup, ...]:
         gradients = (one for one in self._program.item.gradients if one.variable == handle)
@@ -196,6 +196,9 @@ class _Cut:
         nodes, own = self._view.nodes, self._workers_own()
         kept = {handle for handle, writers in self._writes.items() if handle not in self._held and writers & own}
         kept |= self._division.held.keys() - self._held
+        # What workers write before they have their gradients they do themselves.
+        forward = self._view.ancestors(op_of(name) for seam in self._division.seams for name in nodes[seam].input)
+        kept |= {handle for handle, writers in self._writes.items() if handle not in self._held and writers & forward}
         pending = list(self.ops)
         while pending:
             node = nodes[pending.pop()]
@@ -263,8 +266,8 @@ class _Cut:
         read |= {str(parse(output.tensor)) for output in self._program.item.outputs}
         answered = {tensor for tensor in read if op_of(tensor) in self._moved}
         asked = {lookup.handle for lookup in self.lookups.values()}
-        for current in sorted({self.round[op] for op in self.given | self.lookups.keys()}):
-            lookups = tuple(lookup for op, lookup in sorted(self.lookups.items()) if self.round[op] == current)
+        for current in sorted({*(self.round[op] for op in self.given), *self.asked.values()}):
+            lookups = tuple(lookup for op, lookup in sorted(self.lookups.items()) if self.asked[op] == current)
             if lookups:
                 yield Exchange(lookups=lookups)
             if not any(self.round[op] == current for op in self.given):
@@ -288,10 +291,39 @@ def _set_rounds(program: Program, cuts: dict[int, _Cut], division: Division) -> 
     """Number the exchanges: a server has what it is sent one exchange after the last that the sender waits for.
 
     The tensors of one gradient are sent together, and what a server computes of nothing that it is sent waits for its
-    first message.
+    first message. What may as well be sent later, with more, is.
     """
+    least = _settled(program, cuts, division, {})
+    merging = True
+    while merging:
+        merging = False
+        for server, cut in cuts.items():
+            rounds = sorted({cut.round[op] for op in cut.given})
+            for early, late in pairwise(rounds):
+                before = _exchanges_of(cuts)
+                moved = {(server, op): late for op in (*cut.given, *cut.ops) if cut.round[op] == early}
+                tried = _settled(program, cuts, division, least | moved)
+                merging = _exchanges_of(cuts) < before
+                if merging:
+                    least = tried
+                    break
+                _settled(program, cuts, division, least)
+            if merging:
+                break
+
+
+def _exchanges_of(cuts: dict[int, _Cut]) -> tuple[int, int]:
+    """How many exchanges follow one another, and how many there are."""
+    updates = {(server, cut.round[op]) for server, cut in cuts.items() for op in cut.given}
+    lookups = {(server, number) for server, cut in cuts.items() for number in cut.asked.values()}
+    return max(each[1] for each in updates), len(updates) + len(lookups)
+
+
+def _settled(
+    program: Program, cuts: dict[int, _Cut], division: Division, least: dict[tuple[int, str], int]
+) -> dict[tuple[int, str], int]:
+    """Count rounds, from `least` on; returns numbers that are none less."""
     together = [{op_of(tensor) for tensor in gradient.tensors} for gradient in program.item.gradients]
-    least: dict[tuple[int, str], int] = {}
     while True:
         _count_rounds(program.analysis.captured, cuts, division, least)
         raised = dict(least)
@@ -302,7 +334,7 @@ def _set_rounds(program: Program, cuts: dict[int, _Cut], division: Division) -> 
                 last = max((cut.round[seam] for seam in seams if seam in cut.given), default=0)
                 raised |= {(server, seam): last for seam in seams if seam in cut.given}
         if raised == least:
-            return
+            return least
         least = raised
 
 
@@ -326,7 +358,7 @@ def _count_rounds(
             if op in cut.ops or op in cut.given:
                 at = cut.round[op] = max(at, least.get((server, op), 1))
             if op in cut.lookups:
-                cut.round[op] = known[op] = known[op] + 1
+                cut.asked[op] = known[op] = known[op] + 1
             behind[server][op] = at
             if server == own:
                 known[op] = at

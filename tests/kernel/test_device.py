@@ -44,3 +44,14 @@ def test_a_worker_alone_has_its_own_replicas_numbered_from_0():
     alone = programs.place(1, 2, worker=1).alone()
     assert alone.worker == 1
     assert alone.replicas == (Replica(0, 1, "/device:CPU:0"), Replica(1, 1, "/device:CPU:1"))
+
+
+def test_a_worker_whose_devices_are_left_out_follows_without_examples():
+    spec = ResourceSpec(tuple(NodeSpec(f"10.0.0.{rank}", chief=rank == 0) for rank in range(3)))
+    place = resolve(["10.0.0.1:CPU:0", "10.0.0.2:CPU:0"], spec, worker=0)
+    assert [(replica.worker, replica.index, replica.trains) for replica in place.replicas] == [
+        (0, 2, False),
+        (1, 0, True),
+        (2, 1, True),
+    ]
+    assert place.first.worker == 1

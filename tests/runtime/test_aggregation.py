@@ -38,6 +38,11 @@ class Workers:
         self.paused.add(worker)
         self.take(self.rule.paused(worker))
 
+    def lose(self, worker):
+        for those in (self.computing, self.paused, self.waiting):
+            those.discard(worker)
+        self.take(self.rule.lost(worker))
+
     def take(self, decision):
         if decision.joined:
             self.updates.append(decision.joined)
@@ -118,17 +123,25 @@ def test_first_to_arrive_updates_are_of_new_gradients_and_nobody_waits_for_ever(
     assert pending.total() < wanted
 
 
+PACES = [*(Pace(staleness=n) for n in (1, 3)), *(Pace(replicas_to_aggregate=n) for n in (1, 2, 7))]
+
+
 @given(
-    schedule=st.lists(st.tuples(st.booleans(), st.integers(0, 10**6)), min_size=1, max_size=300),
-    number=st.integers(1, 5),
-    pace=st.sampled_from(
-        [Pace(staleness=1), Pace(staleness=3), *(Pace(replicas_to_aggregate=n) for n in (1, 2, 3, 7))]
+    schedule=st.lists(
+        st.tuples(st.sampled_from(["send", "send", "stop", "lose"]), st.integers(0, 10**6)), max_size=300
     ),
+    number=st.integers(1, 5),
+    pace=st.sampled_from(PACES),
 )
-def test_who_stops_for_a_meeting_is_waited_for_by_nobody(schedule, number, pace):
+def test_who_stops_for_a_meeting_or_is_lost_is_waited_for_by_nobody(schedule, number, pace):
     workers = Workers(rule_of(pace, range(number)), number)
-    for stops, choice in schedule:
-        (workers.meet if stops else workers.send)(choice)
-        if len(workers.paused) == number:
+    for event, choice in schedule:
+        if event == "lose":
+            there = workers.computing | workers.paused | workers.waiting
+            if len(there) > 1:
+                workers.lose(sorted(there)[choice % len(there)])
+        else:
+            (workers.meet if event == "stop" else workers.send)(choice)
+        if workers.paused and not workers.computing | workers.waiting:
             workers.computing, workers.paused = workers.paused, set()
         assert workers.computing, f"{workers.waiting} wait for {workers.paused}"

@@ -268,3 +268,63 @@ def test_a_coordinator_that_is_not_there_is_an_error_at_once():
     client = CoordinatorClient("127.0.0.1:1", "secret", heartbeat_timeout=5)
     with pytest.raises(ChiefLostError, match=r"127.0.0.1:1 does not answer"):
         client.heartbeat(1, 0)
+
+
+THREE = (*ADDRESSES, "127.0.0.3")
+
+
+def apart(expendable, *, goes_on=True):
+    """Three workers that take their steps by themselves."""
+    coordinator = Coordinator(THREE, run_id="run", seed=7, fingerprint="spec", heartbeat_timeout=5.0, goes_on=goes_on)
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda rank: coordinator.join(rank, "host:0", fingerprint="spec", timeout=5), range(3)))
+    coordinator.step_apart(expendable)
+    return coordinator
+
+
+def test_a_run_goes_on_without_a_worker_that_nobody_needs():
+    coordinator = apart({1, 2})
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(exchange, coordinator, rank, "k") for rank in (0, 1)]
+
+        coordinator.process_ended(2, -9)
+
+        assert [future.result(5) for future in waiting] == [{0: b"k0", 1: b"k1"}] * 2
+    assert coordinator.cause is None
+    assert coordinator.heartbeat(1, 3).lost == (2,)
+    with ThreadPoolExecutor(2) as threads:
+        for future in [threads.submit(coordinator.leave, rank, 3) for rank in (0, 1)]:
+            future.result(5)
+
+
+@pytest.mark.parametrize(
+    ("expendable", "goes_on"), [({2}, True), ({1, 2}, False), (set(), True)], ids=["server", "not-asked-for", "nobody"]
+)
+def test_a_worker_that_is_needed_ends_the_run(expendable, goes_on):
+    coordinator = apart(expendable, goes_on=goes_on)
+
+    coordinator.process_ended(1, -9)
+
+    assert coordinator.cause is not None and coordinator.cause.startswith("worker 1 (127.0.0.2) ended")
+
+
+def test_the_chief_and_who_was_needed_before_are_always_needed():
+    coordinator = apart({0, 1, 2})
+    coordinator.step_apart({0, 2})
+
+    assert coordinator.abort(2, "failed", detail="x", step=1) == "worker 2 (127.0.0.3) failed at step 1: x"
+    assert coordinator.cause is None
+    coordinator.abort(1, "failed", detail="y", step=1)
+    assert coordinator.cause == "worker 1 (127.0.0.2) failed at step 1: y"
+
+
+def test_workers_that_step_apart_may_leave_before_others_have_gone_as_far():
+    coordinator = apart(())
+    leaving = ThreadPoolExecutor(1).submit(coordinator.leave, 2, 3)
+    while 2 not in coordinator._left:
+        time.sleep(0.01)
+
+    assert coordinator.heartbeat(1, 10).cause is None
+    for rank in (0, 1):
+        threading.Thread(target=coordinator.leave, args=(rank, 10)).start()
+    leaving.result(5)

@@ -25,6 +25,7 @@ def test_every_variable_is_read():
             "AUTODIST_LOG_LEVEL": "debug",
             "AUTODIST_JOIN_TIMEOUT": "9.5",
             "AUTODIST_HEARTBEAT_TIMEOUT": "7",
+            "AUTODIST_LOST_WORKERS": "continue",
             "AUTODIST_EXIT_GRACE": "1",
             "AUTODIST_COORDINATOR_PORT": "4000",
             "AUTODIST_SERVER_PORT": "5000",
@@ -33,7 +34,7 @@ def test_every_variable_is_read():
     )
 
     assert settings == Settings(
-        2, "127.0.0.1:4000", Path("spec.yaml"), 5, Path("dump"), "DEBUG", 9.5, 7.0, 1.0, 4000, 5000, 3
+        2, "127.0.0.1:4000", Path("spec.yaml"), 5, Path("dump"), "DEBUG", 9.5, 7.0, "continue", 1.0, 4000, 5000, 3
     )
 
 

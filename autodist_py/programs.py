@@ -1,0 +1,116 @@
+"""Programs as the doors run them: a step of all workers, or a run of this one alone."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from autodist_py.kernel.passes.read_data import END_OF_DATA, OTHER_DATA
+from autodist_py.proto.errors import ClusterError
+from autodist_py.runtime.cluster import Cluster
+from autodist_py.runtime.executor import Executor
+from autodist_py.runtime.input_check import SAME_DATA_ADVICE, InputCheck
+from autodist_py.runtime.parameter_server import Messages
+from autodist_py.served import Served, ServedCopies
+
+
+class StepProgram:
+    """A distributed program: counts its steps, and reports the cluster's one cause when it fails."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        cluster: Cluster,
+        check_inputs: InputCheck,
+        copies: ServedCopies,
+        messages: Messages | None = None,
+    ):
+        self._executor = executor
+        self._copies = copies
+        self._messages = messages
+        self._cluster = cluster
+        self._check_inputs = check_inputs
+
+    def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
+        """One step, together with all other workers.
+
+        Raises:
+            WorkerFailedError: another worker failed; the message names it, and why.
+            ClusterError: the workers are given different batches.
+            OutOfRangeError: an iterator that the step reads has ended, on this worker or another.
+        """
+        self._cluster.check()
+        if self._messages is not None and self._messages.is_closed:
+            raise _ended(self._messages.error)
+        self._cluster.step += 1
+        self._check_inputs(feeds)
+        self._copies.before_step()
+        try:
+            results = self._executor.run(feeds)
+        except tf.errors.OpError as error:
+            if self._messages is not None and self._messages.is_closed:
+                raise self._cluster.failure() or _ended(self._messages.error) from error
+            data_error = _data_error(error)
+            failure = self._cluster.failure() if data_error is None else self._cluster.failure(wait=0.0)
+            if failure is not None:
+                raise failure from error
+            if data_error is None and self._messages is not None:
+                self._messages.close()  # What this step has sent belongs to no other.
+            if data_error is None or data_error is error:
+                raise
+            raise data_error from error
+        self._copies.after_step()
+        return results
+
+
+class AloneProgram:
+    """A program that this worker runs by itself."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        variables: Mapping[str, tf.Variable],
+        written: Mapping[str, tf.Variable],
+        served: Served,
+        on_written: Callable[[Mapping[str, tf.Variable]], None],
+    ):
+        """It reads `variables`, and writes `written`, of which `on_written` is told after each run."""
+        self._executor = executor
+        self._variables = list(variables.values())
+        self._written, self._on_written = written, on_written
+        self._served = served
+
+    def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
+        """One run."""
+        self._served.pull(self._variables)
+        results = self._executor.run(feeds)
+        if self._written:
+            self._on_written(self._written)
+        return results
+
+
+def _ended(error: Exception | None) -> ClusterError:
+    if isinstance(error, ClusterError):
+        return error
+    return ClusterError(
+        "the program's servers have ended: a step before failed half-way, on this worker or another, so that what was "
+        "sent belongs to no step; or the AutoDist of a server was closed. Make the step anew (with AutoDist.function, "
+        "or compile), on all workers, after an error that you go on from"
+    )
+
+
+def _data_error(error: tf.errors.OpError) -> Exception | None:
+    """What `error` says of the data that a step reads by itself, if it does; no failure of a worker looks like that."""
+    if isinstance(error, tf.errors.OutOfRangeError):
+        return error
+    found = re.search(f"({re.escape(END_OF_DATA)}|{re.escape(OTHER_DATA)})\\] \\[([0-9 ]*)\\]", error.message)
+    if found is None:
+        return None
+    what, workers = found[1], found[2].replace(" ", ", ")
+    if what == END_OF_DATA:
+        return tf.errors.OutOfRangeError(error.node_def, error.op, f"End of sequence on workers {workers}")
+    return ClusterError(
+        f"every worker must be given the same global batch, but what the iterator gives on workers {workers} differs "
+        f"from the chief's. {SAME_DATA_ADVICE}"
+    )

@@ -279,8 +279,9 @@ class AutoDist:
     def sync(self) -> None:
         """Bring the user's variables up to date with the running state; every worker calls it.
 
-        They are so after every step, but for what lives on another worker, as a server, and is read by nobody in the
-        step (an optimizer's state, averages of weights): these have their new values after this.
+        What lives on another worker, as a server, and is read by nobody in the step (an optimizer's state, averages of
+        weights) is not on this worker until eager code looks at it. Functions that the user traced before do not look;
+        call this before they read such variables.
         """
         self._require_open("sync")
         self._compiler.served.sync()

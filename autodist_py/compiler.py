@@ -221,10 +221,13 @@ class Compiler:
         namespace: str,
     ) -> Executor:
         devices = [replica.device for replica in program.place.local_replicas]
+        on_further = {bound.variable for bound in program.variables if bound.replica}
         copies = {
             (variable_name, position): copy
             for variable_name, variable in variables.items()
-            for position, copy in enumerate(self._copies.of(variable, devices))
+            for position, copy in enumerate(
+                self._copies.of(variable, devices) if variable_name in on_further else [variable]
+            )
         }
         return Executor(program, copies, state, name=name.replace("/", "_"), namespace=namespace)
 

@@ -1,6 +1,7 @@
 """`Served`: the variables of one AutoDist object that live on servers, seen from one worker."""
 
 import atexit
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from autodist_py.kernel.names import on_replica
 from autodist_py.kernel.pipeline import CompiledProgram
 from autodist_py.kernel.program import ServerFunction
 from autodist_py.proto.errors import AutoDistError, StrategyError
@@ -17,9 +19,14 @@ from autodist_py.proto.strategy import Node, PSSynchronizer, Strategy
 from autodist_py.runtime.aggregation import FirstToArrive
 from autodist_py.runtime.cluster import Cluster
 from autodist_py.runtime.coordinator import LEAVING
+from autodist_py.runtime.copies import unset
+from autodist_py.runtime.held import Held
 from autodist_py.runtime.kept import Kept
 from autodist_py.runtime.parameter_server import Messages, Run
 from autodist_py.runtime.served_values import ServedValues
+from autodist_py.runtime.watched import empty, fill, unwatch, watch
+
+_log = logging.getLogger(__name__)
 
 
 class _Home(NamedTuple):
@@ -43,15 +50,16 @@ class Served:
         self._cluster, self._key, self._devices = cluster, key, tuple(server_devices)
         self._homes: Kept[_Home] = Kept()
         self._count = 0
-        self._here: dict[int, tf.Variable] = {}
-        """Those that live here, until the end: other workers may ask when this one's script has let go of them."""
+        self._held = Held()
         self._old: set[int] = set()
         """The identities of variables whose values on servers are newer than this worker's."""
+        self._empty: set[int] = set()
+        """Those of them that hold no value here."""
+        self._pulling = threading.RLock()
         self._values: ServedValues | None = None
         self._messages: weakref.WeakSet[Messages] = weakref.WeakSet()
         self._apart: list[Messages] = []
         """Those of programs whose steps workers take by themselves."""
-        self._lock = threading.Lock()
 
     @property
     def is_any(self) -> bool:
@@ -95,7 +103,7 @@ class Served:
             self._cluster.step_apart(())  # Collectives need everybody.
         if program.held and self._values is None:
             name = f"{self._cluster.run_id}/{self._key('values')}"
-            self._values = ServedValues(self._cluster, name, self._here.__getitem__, self._lock)
+            self._values = ServedValues(self._cluster, name, self._held)
         for name, rank in program.held.items():
             if variables[name] in self._homes:
                 self._require_home(name, self._homes[variables[name]].rank, rank)
@@ -103,7 +111,9 @@ class Served:
             self._count += 1
             self._homes[variables[name]] = _Home(self._count, rank)
             if rank == self._cluster.rank:
-                self._here[self._count] = variables[name]
+                self._held.add(self._count, variables[name])
+            else:
+                watch(variables[name], self._look)
 
     def serve(self, program: CompiledProgram, function: Callable[[ServerFunction], Run]) -> Messages | None:
         """Begin to exchange the program's messages; None where it has none.
@@ -114,7 +124,7 @@ class Served:
         """
         if not program.channels:
             return None
-        messages = Messages(self._cluster, program, function, self._lock)
+        messages = Messages(self._cluster, program, function, self._held)
         self._messages.add(messages)
         if not program.pace.is_together:
             # Others may still take steps when this worker's script has let go of the program, or has ended.
@@ -126,6 +136,10 @@ class Served:
     def copies(self, program: CompiledProgram, variables: Mapping[str, tf.Variable]) -> "ServedCopies":
         """What a step of the program asks of this worker's copies, and does to them."""
         elsewhere = {name for name, rank in program.held.items() if rank != self._cluster.rank}
+        replicas = range(len(program.place.local_replicas))
+        read = {
+            name for name in elsewhere if program.graph.dataflow_consumers(on_replica(one, name) for one in replicas)
+        }
         # Workers that step by themselves change what others were just brought.
         brought = program.refreshed if program.pace.is_together else frozenset()
         return ServedCopies(
@@ -133,6 +147,7 @@ class Served:
             [each for name, each in variables.items() if name not in program.held or name in brought],
             frozenset(id(variables[name]) for name in elsewhere - brought),
             frozenset(id(variables[name]) for name in brought),
+            [variables[name] for name in sorted(elsewhere - brought - read)],
             together=program.pace.is_together,
         )
 
@@ -153,34 +168,49 @@ class Served:
         """
         if self._values is None or not self._old:
             return
-        among = self._old.intersection(map(id, variables))
-        wanted: dict[int, dict[int, tf.Variable]] = {}
-        for variable, home in self._homes.items() if among else ():
-            if id(variable) in among:
-                wanted.setdefault(home.rank, {})[home.number] = variable
-        for rank, named in wanted.items():
-            self._values.pull(named, rank)
-        self._old -= among
+        with self._pulling:
+            among = self._old.intersection(map(id, variables))
+            wanted: dict[int, dict[int, tf.Variable]] = {}
+            for variable, home in self._homes.items() if among else ():
+                if id(variable) in among:
+                    wanted.setdefault(home.rank, {})[home.number] = variable
+            for rank, named in wanted.items():
+                self._values.pull(named, rank)
+            self._old -= among
+            self._empty -= among
 
-    def sync(self) -> None:
-        """Give this worker's variables the values that they have on servers; every worker calls it.
+    def _look(self, variable: tf.Variable) -> None:
+        """Eager code is about to read or write a variable that lives elsewhere."""
+        if id(variable) in self._old:
+            self.pull([variable])
+
+    def sync(self, variables: Iterable[tf.Variable] | None = None) -> None:
+        """Give this worker's variables, or some, the values that they have on servers; every worker calls it.
 
         None goes on, and writes to them, before all have them.
         """
         if self._values is not None:
             self.pause()
             self._cluster.barrier(self._key("reached"))
-            self.pull(variable for variable, _ in self._homes.items())
+            self.pull((variable for variable, _ in self._homes.items()) if variables is None else variables)
             self._cluster.barrier(self._key("synchronized"))
 
-    def stepped(self, old: frozenset[int], current: frozenset[int]) -> None:
-        """After a step these variables, by identity, are older than those of the servers, and those are not."""
+    def stepped(self, old: frozenset[int], current: frozenset[int], unread: Iterable[tf.Variable]) -> None:
+        """After a step these variables, by identity, are older than those of the servers, and those are not.
+
+        Of the old ones the step reads none of `unread` on this worker, so their memory is let go.
+        """
+        for variable in unread:
+            if id(variable) not in self._empty and variable.shape.rank != 0:
+                empty(variable)
+                self._empty.add(id(variable))
         self._old |= old
         self._old -= current
 
     def forget_newer(self, variable: tf.Variable) -> None:
         """The variable was written here, by the user: a server's value is no newer."""
         self._old.discard(id(variable))
+        self._empty.discard(id(variable))
 
     # -- Together with the others -------------------------------------------------------------------------------------
 
@@ -190,13 +220,17 @@ class Served:
             messages.pause()
 
     def leave(self) -> None:
-        """Wait until all workers leave, as they may ask for values until then."""
+        """Bring what lives elsewhere here, and wait until all workers leave, as they may ask for values until then."""
+        self.pull(variable for variable, _ in self._homes.items())
+        self._wait_for_all()
+
+    def _wait_for_all(self) -> None:
         if self._values is not None:
             self.pause()
             self._cluster.compare(f"{LEAVING}{self._key('closed')}", str(self._cluster.step).encode())
 
     def close(self) -> None:
-        """End what serves, and let go of the variables."""
+        """End what serves, and let go of the variables. What is not here by now is lost, with a warning."""
         for messages in list(self._messages):
             messages.close()
         if self._apart:
@@ -205,13 +239,26 @@ class Served:
         if self._values is not None:
             self._values.close()
             self._values = None
-        self._here.clear()
+        lost = [(variable, home.rank) for variable, home in self._homes.items() if id(variable) in self._empty]
+        for variable, _ in lost:
+            fill(variable, unset(variable))
+        if lost:
+            _log.warning(
+                "the run ended by an error before the values of %s, which live on %s as servers, were brought here; "
+                "they are not set now (NaN, or 0). Restore them from a checkpoint before you train on",
+                ", ".join(f"'{variable.name}'" for variable, _ in lost),
+                " and ".join(f"worker {rank}" for rank in sorted({rank for _, rank in lost})),
+            )
+        for variable, _ in self._homes.items():
+            unwatch(variable)
+        self._held.clear()
         self._old.clear()
+        self._empty.clear()
         self._homes.clear()
 
     def _leave_at_exit(self) -> None:
         with suppress(AutoDistError):  # The run has failed: its cause is shown.
-            self.leave()
+            self._wait_for_all()
 
 
 class ServedCopies:
@@ -223,11 +270,16 @@ class ServedCopies:
         read: Sequence[tf.Variable],
         behind: frozenset[int],
         refreshed: frozenset[int],
+        unread: Sequence[tf.Variable],
         *,
         together: bool,
     ):
-        """The program reads `read`; its steps leave `behind` behind, and bring `refreshed`, by identity."""
+        """The program reads `read`; its steps leave `behind` behind, and bring `refreshed`, by identity.
+
+        Of those left behind this worker reads none of `unread`.
+        """
         self._served, self._read, self._behind, self._refreshed = served, list(read), behind, refreshed
+        self._unread = list(unread)
         self._together = together
 
     def before_step(self) -> None:
@@ -238,4 +290,4 @@ class ServedCopies:
 
     def after_step(self) -> None:
         """Note what the step has changed elsewhere."""
-        self._served.stepped(self._behind, self._refreshed)
+        self._served.stepped(self._behind, self._refreshed, self._unread)

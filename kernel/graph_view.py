@@ -4,6 +4,7 @@ It owns knowledge about op types (which read a variable, which are sources of ba
 substrings of an op's name.
 """
 
+import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
@@ -155,6 +156,17 @@ def _producers(node: tf.compat.v1.NodeDef) -> tuple[str, ...]:
     return tuple([op_of(name) for name in node.input])
 
 
+def _not_waiting(node: tf.compat.v1.NodeDef, ops: Collection[str]) -> tf.compat.v1.NodeDef:
+    """`node`, or a copy of it that does not wait for any of `ops`."""
+    gone = [name for name in node.input if name[0] == "^" and name[1:] in ops]
+    if not gone:
+        return node
+    edited = copy.deepcopy(node)
+    for name in gone:
+        edited.input.remove(name)
+    return edited
+
+
 class GraphView:
     """A graph as passes see it: immutable, and indexed.
 
@@ -192,6 +204,10 @@ class GraphView:
         for node in replaced:
             result.nodes[node.name], result.producers[node.name] = node, _producers(node)
         return result
+
+    def without(self, ops: Collection[str]) -> "GraphView":
+        """A new graph: this one without `ops`, and without waiting for them; what reads them still names them."""
+        return self.made_of([_not_waiting(node, ops) for name, node in self.nodes.items() if name not in ops], ())
 
     def _insert(self, nodes: Iterable[tf.compat.v1.NodeDef]) -> None:
         for node in nodes:

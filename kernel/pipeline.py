@@ -58,7 +58,7 @@ class CompiledProgram:
         graph: the rewritten graph.
         fetches: for each of the item's outputs, the tensor to fetch.
         run_ops: ops to run beside.
-        variables: the graph's variable handles.
+        variables: the graph's variable handles; on further replicas those that are read or written there.
         channels: how it exchanges messages with servers.
         servers: what this worker runs as a server, in order.
         held: for each variable that lives on a server of several workers, the server's rank.
@@ -143,6 +143,7 @@ def compile(
             BoundVariable(on_replica(replica, handle), handle, replica)
             for replica in range(program.num_local_replicas)
             for handle in handles
+            if replica == 0 or program.graph.dataflow_consumers([on_replica(replica, handle)])
         ),
         channels=program.channels,
         servers=program.servers,

@@ -1,14 +1,52 @@
 """Fixtures that several test modules share."""
 
 import signal
+from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.cluster_pool import SHAPES, Cluster
+from tests.cluster_pool import ONE_DEVICE, SHAPES, Cluster
 
 # Some tests press Ctrl-C, which what is started in the background ignores, and so does all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Marks what is slow before pytest leaves it out, and has a module's tests of one cluster run together."""
+    mark_turns(items)
+    yield
+    modules = list(dict.fromkeys(item.path for item in items))
+    items.sort(key=lambda item: (modules.index(item.path), names_of_shapes.index(cluster_of(item))))
+
+
+def mark_turns(items: list[pytest.Item]) -> None:
+    """`on(n)`: each of a test's cases is run on n of its clusters, in turns; on the others it is slow."""
+    tests: dict[tuple[str, int], dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
+    for item in items:
+        if marker := item.get_closest_marker("on"):
+            others = {name: value for name, value in parameters_of(item).items() if name != "cluster"}
+            tests[item.nodeid.partition("[")[0], marker.args[0]][repr(others)].append(item)
+    for (_, number), cases in tests.items():
+        for turn, on_clusters in enumerate(cases.values()):
+            for position, item in enumerate(on_clusters):
+                if (position - turn) % len(on_clusters) >= number:
+                    item.add_marker(pytest.mark.slow)
+
+
+def parameters_of(item: pytest.Item) -> dict[str, Any]:
+    return item.callspec.params if hasattr(item, "callspec") else {}
+
+
+names_of_shapes = ["", *(shape.name for shape in (ONE_DEVICE, *SHAPES))]
+
+
+def cluster_of(item: pytest.Item) -> str:
+    """The name of the cluster that a test runs on, "" for one that needs none."""
+    cluster = parameters_of(item).get("cluster")
+    return cluster.name if cluster in (ONE_DEVICE, *SHAPES) else ""
 
 
 @pytest.fixture(scope="module", params=SHAPES, ids=lambda shape: shape.name)

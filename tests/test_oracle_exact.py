@@ -327,6 +327,7 @@ def train(what: Callable[..., Any]) -> Values:
     return compare_function(program(what), batches())
 
 
+@pytest.mark.on(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.replace("_", "-"))
 def test_a_step_does_what_one_device_does(cluster: Cluster, case: Callable[..., Any]) -> None:
     same(cluster.run(train, what=case))

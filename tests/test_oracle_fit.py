@@ -42,6 +42,7 @@ def fit_with(optimizer: str) -> dict[str, Any]:
     return compare(lambda: fitted(compiled(OPTIMIZERS[optimizer]()), X, Y, **options))
 
 
+@pytest.mark.on(1)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_each_optimizer_trains_as_on_one_device(cluster: Cluster, optimizer: str) -> None:
     same(cluster.run(fit_with, optimizer=optimizer))
@@ -171,6 +172,7 @@ CASES = [
 ]
 
 
+@pytest.mark.on(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.replace("_", "-"))
 def test_fit_does_what_it_does_on_one_device(cluster: Cluster, case: Callable[[], dict[str, Any]]) -> None:
     same(cluster.run(case))

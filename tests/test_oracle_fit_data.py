@@ -43,6 +43,7 @@ def data_of_other_lengths(num_steps: int, *, known: bool, steps_per_epoch: int |
         return "no error", 0.0
 
 
+@pytest.mark.on(1)
 @pytest.mark.parametrize("num_steps", [3, 13])
 @pytest.mark.parametrize(("known", "steps_per_epoch"), [(True, None), (False, None), (False, 50)])
 def test_data_that_end_early_on_one_worker_are_refused_at_once(

@@ -108,6 +108,7 @@ CASES = [
 ]
 
 
+@pytest.mark.on(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.replace("_", "-"))
 def test_fit_does_what_it_does_on_one_device(cluster: Cluster, case: Callable[[], dict[str, Any]]) -> None:
     same(cluster.run(compare, train=case))

@@ -1,6 +1,7 @@
 """AutoDist objects that were closed leave nothing behind."""
 
 import gc
+import itertools
 from typing import NamedTuple
 
 import psutil
@@ -9,6 +10,8 @@ import pytest
 from autodist_py import AutoDist
 from tests.cluster_pool import TWO_REPLICAS, TWO_WORKERS, Cluster
 from tests.oracle_programs import batches, graph_program, hand_written
+
+MADE = (5, 20, 35, 50)
 
 
 class Usage(NamedTuple):
@@ -25,13 +28,14 @@ def usage() -> Usage:
     return Usage(process.num_threads(), process.num_fds(), process.memory_info().rss)
 
 
-def make_and_close(door: str, count: int, settled: int) -> tuple[Usage, Usage]:
-    """What is held after the `settled`-th of `count` AutoDist objects, and after the last."""
-    for number in range(1, count + 1):
+def make_and_close(door: str) -> list[Usage]:
+    """What is held after each of some numbers of AutoDist objects."""
+    held = []
+    for number in range(1, MADE[-1] + 1):
         {"function": one_function, "graph": one_graph}[door]()
-        if number == settled:
-            before = usage()
-    return before, usage()
+        if number in MADE:
+            held.append(usage())
+    return held
 
 
 def one_function() -> None:
@@ -64,6 +68,10 @@ def one_graph() -> None:
     scope="module",
 )
 def test_fifty_autodist_objects_hold_no_more_than_five(cluster: Cluster, door: str):
-    for rank, (before, after) in enumerate(cluster.run(make_and_close, door=door, count=50, settled=5, timeout=240)):
-        for name, early, late in zip(Usage._fields, before, after, strict=True):
-            assert late <= 1.05 * early, f"worker {rank}: {name} grew from {early} to {late}"
+    for rank, held in enumerate(cluster.run(make_and_close, door=door, timeout=240)):
+        before, after = held[0], held[-1]
+        assert after.threads <= 1.05 * before.threads, f"worker {rank}: {held}"
+        assert after.open_files <= 1.05 * before.open_files, f"worker {rank}: {held}"
+        # The allocator takes a large piece now and then. What leaks grows all the time.
+        growths = [later.memory - earlier.memory for earlier, later in itertools.pairwise(held)]
+        assert min(growths) < 0.005 * before.memory, f"worker {rank}: {held}"

@@ -244,6 +244,7 @@ def train_step(name: str) -> Values:
 
 
 @on_all
+@pytest.mark.on(2)
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_of_another_shape_trains_as_on_one_device(cluster: Cluster, name: str):
     same(cluster.run(train_step, name=name))

@@ -22,17 +22,18 @@ from tests.test_oracle_fit import OPTIMIZERS as KERAS_OPTIMIZERS
 from tests.test_oracle_fit_models import fit_gan
 
 
-def programs(families: Any, *, both: bool) -> list[Any]:
-    """Each cluster with each strategy, clipped and not (or in turns, unless `both`); the other axes go round."""
+def programs(families: Any, *, every: int) -> list[Any]:
+    """Each cluster with each strategy, clipped and not; the other axes go round. All but `every`-th are slow."""
     found = []
     for i, shape in enumerate(SHAPES):
         for j, strategy in enumerate(STRATEGIES):
-            for clip in (False, True) if both else ((i + j) % 2 == 0,):
+            for clip in (False, True):
                 family = list(families)[(i + j + clip) % len(families)]
                 optimizer = OPTIMIZERS[(i + 2 * clip + j) % len(OPTIMIZERS)]
                 model = MODELS[(i - j + clip) % len(MODELS)]
                 name = f"{shape.name}-{strategy}-{family}-{optimizer}-{model}{'-clipped' if clip else ''}"
-                found.append(pytest.param(shape, strategy, family, optimizer, model, clip, id=name))
+                marks = () if (i + j // 2 + clip) % 2 == 0 and (i + j) % every == 0 else pytest.mark.slow
+                found.append(pytest.param(shape, strategy, family, optimizer, model, clip, id=name, marks=marks))
     return found
 
 
@@ -43,7 +44,7 @@ def train_function(strategy: str, family: str, optimizer: str, model: str, clip:
 
 @pytest.mark.parametrize(
     ("cluster", "strategy", "family", "optimizer", "model", "clip"),
-    programs(FUNCTION_FAMILIES, both=True),
+    programs(FUNCTION_FAMILIES, every=1),
     indirect=["cluster"],
     scope="module",
 )
@@ -60,7 +61,7 @@ def train_graph(strategy: str, family: str, optimizer: str, model: str, clip: bo
 
 @pytest.mark.parametrize(
     ("cluster", "strategy", "family", "optimizer", "model", "clip"),
-    programs(GRAPH_FAMILIES, both=False),
+    programs(GRAPH_FAMILIES, every=2),
     indirect=["cluster"],
     scope="module",
 )
@@ -126,12 +127,14 @@ def fit_with(strategy: str, optimizer: str) -> dict[str, Any]:
 
 
 def fits() -> list[Any]:
-    """Each optimizer on two workers, every third one on three; strategies go round."""
+    """Each optimizer on two workers or, every third one, on three (the others are slow); strategies go round."""
     found = []
     for index, optimizer in enumerate(KERAS_OPTIMIZERS):
         strategy = "balanced" if optimizer == "accumulated" else list(STRATEGIES)[index % len(STRATEGIES)]
-        for shape in (TWO_WORKERS, THREE_WORKERS) if index % 3 == 0 else (TWO_WORKERS,):
-            found.append(pytest.param(shape, strategy, optimizer, id=f"{shape.name}-{strategy}-{optimizer}"))
+        for shape in (TWO_WORKERS, THREE_WORKERS):
+            marks = () if (shape is THREE_WORKERS) == (index % 3 == 0) else pytest.mark.slow
+            name = f"{shape.name}-{strategy}-{optimizer}"
+            found.append(pytest.param(shape, strategy, optimizer, id=name, marks=marks))
     return found
 
 
@@ -145,6 +148,6 @@ def fit_two_networks(strategy: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("cluster", [TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ["balanced", "mixed"])
 def test_two_networks_with_an_optimizer_each_take_turns(cluster: Cluster, strategy: str) -> None:
     same(cluster.run(fit_two_networks, strategy=strategy))

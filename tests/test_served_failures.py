@@ -63,22 +63,24 @@ def test_a_killed_worker_or_server_ends_the_run_with_its_cause(
     assert max(at.values()) - at["worker-1"] < 10.0
 
 
-def thrown_away() -> dict[str, int]:
-    """Programs come and go; what they had running goes with them."""
-    counts: dict[int, int] = {}
-    for _ in range(3):
-        with AutoDist(strategy_builder=PS()) as autodist:
-            step, _ = descending(autodist)
-            for _ in range(3):
-                step()
-        counts[len(counts)] = sum(thread.name.startswith("autodist-") for thread in threading.enumerate())
-    return {"first": counts[0], "last": counts[2]}
+SERVING = {"autodist-serve", "autodist-carry", "autodist-values"}
+
+
+def closed() -> list[str]:
+    """The names of the threads that serve a program, and are left when its AutoDist is closed."""
+    before = set(threading.enumerate())
+    with AutoDist(strategy_builder=PS()) as autodist:
+        step, _ = descending(autodist)
+        for _ in range(3):
+            step()
+        started = [thread for thread in threading.enumerate() if thread not in before and thread.name in SERVING]
+        assert started
+    return [thread.name for thread in started if thread.is_alive()]
 
 
 @on_three
 def test_threads_end_with_their_program(cluster: Cluster) -> None:
-    for counts in cluster.run(thrown_away):
-        assert counts["last"] == counts["first"]
+    assert cluster.run(closed) == [[], [], []]
 
 
 def refused(builder: StrategyBuilder, words: str) -> None:
@@ -138,7 +140,7 @@ def test_what_was_accepted_is_known_on_the_server(cluster: Cluster) -> None:
 SCRIPT = """
 import os, signal, sys, time
 from autodist_py import AutoDist
-autodist = AutoDist(strategy_builder="PS(sync=False)")
+autodist = AutoDist(strategy_builder=os.environ["BUILDER"])
 import numpy as np, tensorflow as tf
 weights = tf.Variable(np.zeros(2))
 
@@ -161,7 +163,7 @@ def run_script(folder: Path, body: str, **environment: str) -> subprocess.Comple
     return subprocess.run(
         [sys.executable, "train.py"],
         cwd=folder,
-        env={**own, "AUTODIST_RESOURCE_SPEC": "spec.yaml", **environment},
+        env={**own, "AUTODIST_RESOURCE_SPEC": "spec.yaml", "BUILDER": "PS(sync=False)", **environment},
         capture_output=True,
         text=True,
         timeout=100,
@@ -193,6 +195,41 @@ def test_a_run_may_go_on_without_a_worker_that_serves_nothing(tmp_path: Path, lo
     (applied,) = set(re.findall(r"worker [01] has (-?\d+)", output))
     assert -int(applied) == 2 * 201 + 6, output
     assert re.search(r"worker 2 \(127.0.0.3\) ended .*killed by SIGKILL.*The others go on without it", output)
+
+
+LOST = """
+import keras
+momentum = tf.Variable(np.zeros(2), name="momentum")
+
+@autodist.function
+def step():
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(weights)
+    momentum.assign(0.9 * momentum + tape.gradient(loss, weights))
+    weights.assign_sub(momentum)
+
+try:
+    with autodist:
+        for number in range(100):
+            if number == 3 and autodist.rank == 0:
+                raise ValueError("enough")
+            step()
+except Exception:
+    print(f"worker {autodist.rank} has {momentum.numpy()}")
+    momentum.assign([7.0, 7.0])
+    print(f"worker {autodist.rank} restored {momentum.numpy()}", flush=True)
+    raise
+"""
+
+
+def test_values_on_a_server_that_failed_are_lost_with_a_warning(tmp_path: Path) -> None:
+    ended = run_script(tmp_path, LOST, BUILDER="PS()")
+    output = ended.stdout + ended.stderr
+    assert "worker 0 has [2.71 2.71]" in output, output
+    for rank in (1, 2):
+        assert f"worker {rank} has [nan nan]" in output
+        assert f"worker {rank} restored [7. 7.]" in output
+    assert output.count("before the values of 'momentum:0', which live on worker 0 as servers, were brought here") == 2
 
 
 def test_workers_that_step_by_themselves_may_end_one_after_the_other(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ class HookedModel:
 
     def predict(self, *args: Any, **options: Any) -> Any:
         """Keras's own, with callbacks that write files on the chief only."""
-        self._workers.pull([getattr(one, "value", one) for one in self._model.variables])
+        self._workers.pull(self._variables)
         return self._run("predict", args, options, {"callbacks": self._callbacks_here})
 
     def _run(self, method: str, args: Sequence[Any], options: dict[str, Any], changes: Mapping[str, Change]) -> Any:
@@ -208,15 +208,19 @@ class HookedModel:
                 here.append(self._keras.callbacks.LambdaCallback(on_train_begin=lambda logs: self._follow_chief()))
         return here
 
+    @property
+    def _variables(self) -> list[tf.Variable]:
+        return [one if isinstance(one, tf.Variable) else one.value for one in self._model.variables]
+
     def _syncing(self) -> Any:
-        """What brings the variables up to date before the user's callbacks see them.
+        """What brings the model's variables up to date before the user's callbacks see them.
 
         Where workers step by themselves the chief's logs are everyone's, so that callbacks decide alike.
         """
 
         def sync(epoch: int, logs: Any) -> None:
             self._require_same_data()
-            self._workers.sync()
+            self._workers.sync(self._variables)
             if logs is not None and self._workers.are_apart():
                 own = json.dumps({name: float(value) for name, value in logs.items()})
                 logs.update(json.loads(self._workers.compare(own.encode())[0]))

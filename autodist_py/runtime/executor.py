@@ -1,16 +1,15 @@
 """The local program: a compiled graph as one TensorFlow function over the user's own variables."""
 
-import copy
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from autodist_py import tf_adapter
 from autodist_py.kernel.fragment import TensorSpec
-from autodist_py.kernel.graph_view import ITERATORS, GraphView, rename_functions
+from autodist_py.kernel.graph_view import ITERATORS, VARIABLE_OP, GraphView, rename_functions
 from autodist_py.kernel.names import captured_name, op_of, parse
 from autodist_py.kernel.pipeline import CompiledProgram
 from autodist_py.kernel.program import ServerFunction
@@ -63,7 +62,9 @@ class Executor:
         self, name: str, view: GraphView, feeds: Sequence[TensorSpec], fetches: Sequence[str], run_ops: Sequence[str]
     ) -> Callable[[Sequence[tf.Tensor]], list[Any]]:
         inputs = [(_spelt(feed.name), tf.TensorSpec(feed.shape, feed.dtype)) for feed in feeds]
-        graph = _without(view, {op_of(name) for name in (*self._given, *(name for name, _ in inputs))})
+        given = {op_of(name) for name in (*self._given, *(name for name, _ in inputs))}
+        unread = {node.name for node in view.of_type({VARIABLE_OP}) if not view.dataflow_consumers([node.name])}
+        graph = view.without(given | unread).graph_def()
         _own_functions(graph, suffix=uuid.uuid4().hex[:12])
         if self._namespace:
             _share_iterators(graph, self._namespace)
@@ -76,25 +77,6 @@ def _spelt(tensor: str) -> str:
     """The tensor's name with the number of the result."""
     name = parse(tensor)
     return f"{name.op}:{name.output}"
-
-
-def _without(source: GraphView, ops: Set[str]) -> tf.compat.v1.GraphDef:
-    """The graph without `ops`, and without waiting for them; what reads them still names them."""
-    kept = [_not_waiting(node, ops) for name, node in source.nodes.items() if name not in ops]
-    graph = tf.compat.v1.GraphDef(versions=source.versions, node=kept)
-    graph.library.function.extend(source.functions)
-    return graph
-
-
-def _not_waiting(node: tf.compat.v1.NodeDef, ops: Set[str]) -> tf.compat.v1.NodeDef:
-    """`node`, or a copy of it that does not wait for any of `ops`."""
-    gone = [name for name in node.input if name[0] == "^" and name[1:] in ops]
-    if not gone:
-        return node
-    waiting_less = copy.deepcopy(node)
-    for name in gone:
-        waiting_less.input.remove(name)
-    return waiting_less
 
 
 def _share_iterators(graph: tf.compat.v1.GraphDef, namespace: str) -> None:

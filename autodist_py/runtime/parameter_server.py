@@ -21,6 +21,7 @@ from autodist_py.proto.errors import ClusterError
 from autodist_py.proto.strategy import Pace
 from autodist_py.runtime.aggregation import AfterOwn, AsTheyArrive, Decision, Rule, rule_of
 from autodist_py.runtime.cluster import Cluster
+from autodist_py.runtime.held import Held
 from autodist_py.runtime.process import one_line
 from autodist_py.runtime.queues import HOST, Queue, session_between
 from autodist_py.runtime.tf_adapter import task_device
@@ -40,7 +41,7 @@ class Messages:
         cluster: Cluster,
         program: CompiledProgram,
         function: Callable[[ServerFunction], Run],
-        lock: threading.Lock,
+        held: Held,
     ):
         """Begin to serve, and to carry messages.
 
@@ -48,7 +49,7 @@ class Messages:
             cluster: the workers.
             program: whose channels and servers these are.
             function: makes a server function callable.
-            lock: of all programs that this worker serves, so that each update is whole.
+            held: the variables that live on this worker.
         """
         self.error: Exception | None = None
         """What went wrong here; its effect elsewhere is that queues are closed."""
@@ -58,7 +59,7 @@ class Messages:
         with tf_adapter.eagerly(), tf.device(HOST):
             own = [channel for channel in program.channels if channel.server == rank]
             self._bell = Queue(own[0].bell, RUNG) if own else None
-            self._server = _Server(program.servers, function, workers, rank, program.pace, lock)
+            self._server = _Server(program.servers, function, workers, rank, program.pace, held)
             remote = [channel for channel in program.channels if channel.server != rank]
             carried = [
                 Queue(name, types)
@@ -163,7 +164,7 @@ class _Server:
         workers: Sequence[int],
         rank: int,
         pace: Pace,
-        lock: threading.Lock,
+        held: Held,
     ):
         updates = [program for program in programs if not program.each]
         self.rules: Sequence[Rule] = [
@@ -173,7 +174,7 @@ class _Server:
         self._exchanges = [
             _Exchange(program, function, workers, rule) for program, rule in zip(programs, self.rules, strict=True)
         ]
-        self._rank, self._lock = rank, lock
+        self._rank, self._held = rank, held
         self._kept: dict[int, dict[str, tf.Tensor]] = {worker: {} for worker in workers}
         """For each worker, what the exchanges of its step have kept."""
 
@@ -212,7 +213,8 @@ class _Server:
             exchange.messages[worker].popleft()
             self._kept[worker] = self._kept[worker] | exchange.last
         try:
-            with self._lock:
+            changes = decision.joined and not exchange.program.each
+            with self._held.updating() if changes else self._held.steady():
                 if decision.joined:
                     self._update(exchange, decision.joined)
                 distinct = _distinct(self._kept, decision.answered)

@@ -2,37 +2,70 @@
 
 import atexit
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from autodist_py import tf_adapter
 from autodist_py.kernel.serving.queues import named_queue
 from autodist_py.runtime.cluster import Cluster
+from autodist_py.runtime.held import Held
 from autodist_py.runtime.queues import HOST, Queue, session_between
 from autodist_py.runtime.tf_adapter import task_device
+from autodist_py.runtime.watched import fill
 
 _ASKED = (tf.int64,)
-"""The asking worker's rank, and the numbers of the variables."""
+"""The asking worker's rank, and the three numbers of each piece."""
 _GIVEN = (tf.string,)
-"""Their values, serialized."""
+"""The elements of each piece, serialized."""
+_MESSAGE_BYTES = 1 << 28
+"""What a message holds at most: TensorFlow serializes no tensor of 2 GiB."""
 
 _END_SECONDS = 5.0
+
+
+class _Piece(NamedTuple):
+    """Elements of the variable of that number, from `first` up to `last`, in their order in memory."""
+
+    number: int
+    first: int
+    last: int
+
+
+def _messages(wanted: Mapping[int, tf.Variable]) -> Iterator[list[_Piece]]:
+    """What to ask for: all elements of each variable, one after the other."""
+    pieces: list[_Piece] = []
+    room = _MESSAGE_BYTES
+    for number, variable in wanted.items():
+        size, item_bytes = variable.shape.num_elements(), max(1, variable.dtype.size)
+        first = 0
+        while first < size or not size:
+            last = min(size, first + max(1, room // item_bytes))
+            pieces.append(_Piece(number, first, last))
+            room -= (last - first) * item_bytes
+            if room <= 0:
+                yield pieces
+                pieces, room = [], _MESSAGE_BYTES
+            if last == size:
+                break
+            first = last
+    if pieces:
+        yield pieces
 
 
 class ServedValues:
     """One AutoDist object's way to ask servers for values, and to answer where this worker is one."""
 
-    def __init__(self, cluster: Cluster, name: str, variable: Callable[[int], tf.Variable], lock: threading.Lock):
+    def __init__(self, cluster: Cluster, name: str, held: Held):
         """Begin to answer; every worker does, before any asks.
 
         Args:
             cluster: the workers.
             name: of no other object, and the same on every worker.
-            variable: the variable of a number.
-            lock: of this worker's updates, which are whole when values are read.
+            held: the variables that live here.
         """
-        self._cluster, self._name, self._variable, self._lock = cluster, name, variable, lock
+        self._cluster, self._name, self._held = cluster, name, held
         self._sessions: dict[int, Callable[[list[int]], list[bytes]]] = {}
         self._open_sessions: list[tf.compat.v1.Session] = []
         with tf_adapter.eagerly(), tf.device(HOST):
@@ -48,10 +81,16 @@ class ServedValues:
         if server == self._cluster.rank or not wanted:
             return
         ask = self._sessions.get(server) or self._sessions.setdefault(server, self._asking(server))
-        values = ask([self._cluster.rank, *wanted])
-        with tf_adapter.eagerly():
-            for variable, value in zip(wanted.values(), values, strict=True):
-                variable.assign(tf.io.parse_tensor(value, variable.dtype.base_dtype))
+        parts: list[tf.Tensor] = []
+        for pieces in _messages(wanted):
+            values = ask([self._cluster.rank, *(number for piece in pieces for number in piece)])
+            with tf_adapter.eagerly(), tf.device(HOST):
+                for piece, value in zip(pieces, values, strict=True):
+                    variable = wanted[piece.number]
+                    parts.append(tf.io.parse_tensor(value, variable.dtype.base_dtype))
+                    if piece.last == variable.shape.num_elements():
+                        fill(variable, tf.reshape(tf.concat(parts, axis=0), variable.shape))
+                        parts.clear()
 
     def close(self) -> None:
         """Answer no more."""
@@ -71,11 +110,15 @@ class ServedValues:
             while True:
                 try:
                     worker, *numbers = self._asked.take()[0].numpy()
-                    with self._lock:
-                        values = [tf.io.serialize_tensor(self._variable(number).read_value()) for number in numbers]
+                    pieces = map(_Piece, numbers[::3], numbers[1::3], numbers[2::3])
+                    with self._held.steady():
+                        values = [tf.io.serialize_tensor(self._elements(piece)) for piece in pieces]
                     self._given[worker].put([tf.stack(values)])
                 except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
                     return  # It was closed.
+
+    def _elements(self, piece: "_Piece") -> tf.Tensor:
+        return tf.reshape(self._held.value(piece.number), [-1])[piece.first : piece.last]
 
     def _asking(self, server: int) -> Callable[[list[int]], list[bytes]]:
         """What asks the server, from this process."""

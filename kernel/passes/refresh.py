@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import KERNEL_SCOPE, on_replica
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.rewrite import Edits
@@ -33,20 +34,43 @@ class Refresh:
         users = view.users(handles)
         for variable in variables:
             dtype = view.nodes[on_replica(0, variable)].attr["dtype"]
-            scope = f"{KERNEL_SCOPE}/Refresh/{variable}"
-            read = _node("ReadVariableOp", f"{scope}/read", first.device, dtype)
+            read = _node("ReadVariableOp", _read(variable), first.device, dtype)
             read.input.append(on_replica(0, variable))
             edits.add([read])
             for writer in program.analysis.writes[variable]:
                 edits.add_control(on_replica(0, writer), read.name)
             for position, replica in enumerate(further, start=1):
                 handle = on_replica(position, variable)
-                assign = _node("AssignVariableOp", f"{scope}/assign_{position}", replica.device, dtype)
+                assign = _node("AssignVariableOp", _assign(variable, position), replica.device, dtype)
                 assign.input.extend([handle, read.name])
                 for user in users[handle]:
                     edits.add_control(user, assign.name)
                 edits.add([assign])
         return replace(program, graph=edits.apply(view))
+
+
+def without_idle_copies(program: Program, graph: GraphView) -> GraphView:
+    """`graph`, where no copy is assigned that nothing else on its replica uses any more."""
+    idle: set[str] = set()
+    for variable in program.analysis.writes:
+        copies = {
+            _assign(variable, position): on_replica(position, variable)
+            for position in range(1, program.num_local_replicas)
+        }
+        users = graph.users(copies.values())
+        unused = {assign for assign, handle in copies.items() if users[handle] == [assign]}
+        idle |= unused
+        if unused == copies.keys():
+            idle.add(_read(variable))
+    return graph.without(idle)
+
+
+def _read(variable: str) -> str:
+    return f"{KERNEL_SCOPE}/Refresh/{variable}/read"
+
+
+def _assign(variable: str, position: int) -> str:
+    return f"{KERNEL_SCOPE}/Refresh/{variable}/assign_{position}"
 
 
 def _node(op: str, name: str, device: str, dtype: tf.compat.v1.AttrValue) -> tf.compat.v1.NodeDef:

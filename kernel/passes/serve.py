@@ -11,6 +11,7 @@ import tensorflow as tf
 from autodist_py.kernel.fragment import Fragment, trace
 from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
 from autodist_py.kernel.names import ASSIGNED, KERNEL_SCOPE, captured_name, on_replica, op_of, parse, replica_of
+from autodist_py.kernel.passes.refresh import without_idle_copies
 from autodist_py.kernel.program import Channel, Program, Promise, ServerProgram
 from autodist_py.kernel.rewrite import Edits
 from autodist_py.kernel.serving.common import first_writers, is_in_graph, read_of, spelt, type_of, writers_in
@@ -67,6 +68,8 @@ def _in_graph(program: Program, divided: Serving) -> Program:
 
 def _with_graph(program: Program, graph: GraphView) -> Program:
     """`program` with `graph`, which has fewer ops."""
+    if program.num_local_replicas > 1:
+        graph = without_idle_copies(program, graph)
     run_ops = tuple(op for op in program.run_ops if op in graph.nodes)
     return replace(program.promising(Promise.COMBINED, graph), run_ops=run_ops)
 

@@ -3,14 +3,16 @@
 import pytest
 
 from benchmarks import server_bytes
-from tests.cluster_pool import TWO_WORKERS, Cluster
+from tests.cluster_pool import THREE_WORKERS, TWO_WORKERS, Cluster
 
-pytestmark = pytest.mark.parametrize(
-    "cluster", [TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
+
+@pytest.mark.parametrize(
+    ("cluster", "name"),
+    [(THREE_WORKERS if name in server_bytes.ON_THREE else TWO_WORKERS, name) for name in server_bytes.CASES],
+    ids=list(server_bytes.CASES),
+    indirect=["cluster"],
+    scope="module",
 )
-
-
-@pytest.mark.parametrize("name", server_bytes.CASES)
 def test_no_more_is_sent_than_is_allowed(cluster: Cluster, name: str) -> None:
-    sent, _ = cluster.run(server_bytes.measured, name=name)
+    sent, *_ = cluster.run(server_bytes.measured, name=name)
     assert 0.9 * sent.least <= sent.measured <= sent.allowed

@@ -14,7 +14,7 @@ from autodist_py.keras import ThroughputLogger
 from tests import fit_oracle
 from tests.cluster_pool import THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, Cluster
 from tests.cluster_pool import same_on_all_workers as same
-from tests.fit_oracle import VALIDATION, WEIGHTS, X, Y, compare
+from tests.fit_oracle import VALIDATION, WEIGHTS, X, Y
 
 pytestmark = pytest.mark.parametrize(
     "cluster", [TWO_REPLICAS, TWO_WORKERS, THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
@@ -51,6 +51,11 @@ def compiled(optimizer: Any, make: Callable[[], tf_keras.Model] = classifier, **
     loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, **{"metrics": ["accuracy"], **options})
     return model
+
+
+def compare(train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    tf_keras.backend.set_floatx("float64")  # Before `train` makes an optimizer.
+    return fit_oracle.compare(train)
 
 
 def fitted(model: tf_keras.Model, *data: Any, **options: Any) -> dict[str, Any]:

@@ -25,6 +25,9 @@ DEFAULT = "AllReduce"
 
 _BUILT_IN: Mapping[str, str] = {
     "AllReduce": "autodist_py.strategy_builders.all_reduce:AllReduce",
+    "FromFile": "autodist_py.strategy_builders.from_file:FromFile",
+    "Parallax": "autodist_py.strategy_builders.mixed:Parallax",
+    "PerVariable": "autodist_py.strategy_builders.mixed:PerVariable",
     "PS": "autodist_py.strategy_builders.parameter_server:PS",
     "PSLoadBalancing": "autodist_py.strategy_builders.parameter_server:PSLoadBalancing",
 }

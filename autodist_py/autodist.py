@@ -27,11 +27,12 @@ from autodist_py.function import DistributedFunction, Program
 from autodist_py.kernel.analysis import gradient_types, op_types
 from autodist_py.kernel.program import Options
 from autodist_py.one_device import OneDeviceStep
+from autodist_py.plan import Planner
 from autodist_py.proto.errors import AutoDistError, CaptureError, ClusterError, WorkerFailedError
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy
 from autodist_py.recording import RecordedProgram, Recorder
-from autodist_py.resources import load_resource_spec, this_machine
+from autodist_py.resources import load_resource_spec, local_resource_spec, this_machine
 from autodist_py.runtime.aggregation import FirstToArrive
 from autodist_py.runtime.cluster import join_cluster
 from autodist_py.runtime.process import one_line
@@ -102,9 +103,12 @@ class AutoDist:
                 f"a run is compared with one device on the same batches, and with batch={batch!r} each worker has its "
                 "own; verify the script with batch='global'"
             )
-        builder = resolve_builder(strategy_builder)
-        # What is compared runs where the command says, whatever the script would run on.
-        self.resources = _resources(None if settings.record_dir else resource_spec_file, settings)
+        builder = resolve_builder(settings.strategy or strategy_builder)
+        # What is compared or planned runs where the command says, whatever the script would run on.
+        self.resources = _resources(None if settings.record_dir or settings.plan_dir else resource_spec_file, settings)
+        if settings.plan_dir:
+            builder = Planner(builder, self.resources, settings.plan_dir)
+            self.resources = local_resource_spec(1)
         self.strict = strict
         self._capture_options = CaptureOptions(loss_reduction, batch, shows_ops=settings.recorded_run == "ops")
         seed = settings.seed if seed is None else seed

@@ -1,4 +1,4 @@
-"""The `autodist` command: `run` a script on its workers, `verify` it against one device, `inspect` a saved value.
+"""The `autodist` command: `run` a script on its workers, `verify` it, `plan` how it would train, `inspect` a value.
 
 Nothing here imports TensorFlow: scripts do, in processes of their own.
 """
@@ -15,16 +15,29 @@ import click
 from rich.console import Console
 
 from autodist_py import __version__
+from autodist_py.plan import planned
 from autodist_py.proto.errors import AutoDistError
 from autodist_py.proto.resource_spec import YAML_SUFFIXES
 from autodist_py.proto.values import load_value
 from autodist_py.relay import screens
 from autodist_py.resources import load_resource_spec, local_resource_spec
-from autodist_py.settings import RESOURCE_SPEC_VARIABLE, SEED_VARIABLE, WORKER_OUTPUT_VARIABLE, WORKER_VARIABLES
+from autodist_py.settings import (
+    PLAN_DIR_VARIABLE,
+    RESOURCE_SPEC_VARIABLE,
+    SEED_VARIABLE,
+    STRATEGY_VARIABLE,
+    WORKER_OUTPUT_VARIABLE,
+    WORKER_VARIABLES,
+)
 from autodist_py.supervisor import run_chief
-from autodist_py.verification import RunFailedError, Script, compare_runs
+from autodist_py.verification import RunFailedError, Script, compare_runs, run_quietly
 
 _FILE = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
+_STRATEGY = click.option(
+    "--strategy",
+    metavar="BUILDER",
+    help="The strategy builder, such as 'PS(staleness=2)', whatever the script says.",
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -37,9 +50,17 @@ def main() -> None:
 @click.option("--local", "workers", type=click.IntRange(min=1), metavar="N", help="N workers on this machine.")
 @click.option("--spec", type=_FILE, metavar="FILE", help="The workers of a resource spec (YAML).")
 @click.option("--cpus", type=click.IntRange(min=1), metavar="K", help="With --local: K CPU devices per worker.")
+@_STRATEGY
 @click.argument("script", type=_FILE)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
-def run(workers: int | None, spec: Path | None, cpus: int | None, script: Path, arguments: tuple[str, ...]) -> None:
+def run(
+    workers: int | None,
+    spec: Path | None,
+    cpus: int | None,
+    strategy: str | None,
+    script: Path,
+    arguments: tuple[str, ...],
+) -> None:
     """Run SCRIPT with ARGS on every worker, with this Python.
 
     The script starts as the chief; the other workers start when it makes its AutoDist object.
@@ -48,16 +69,12 @@ def run(workers: int | None, spec: Path | None, cpus: int | None, script: Path, 
     at the bottom of a terminal; elsewhere its last state is printed. The script's input is empty. Ctrl-C is passed on
     to the chief, which has 15 s to end. The exit code is the chief's, 128 + n if signal n ended it.
     """
-    if (workers is None) == (spec is None):
-        given = "neither" if workers is None else "both"
-        raise click.UsageError(f"Exactly one of --local and --spec says which workers to run on. Received: {given}.")
-    if cpus is not None and spec is not None:
-        raise click.UsageError("--cpus goes with --local; a resource spec lists the `cpus` of each node itself.")
+    _require_one_of_local_and_spec(workers, spec, cpus)
     with _spec_file(workers, spec, cpus) as spec_file:
         output, errors = screens()
         code = run_chief(
             [sys.executable, str(script), *arguments],
-            _chief_environment(spec_file, output.console),
+            _chief_environment(spec_file, output.console, strategy),
             worker_output=WORKER_OUTPUT_VARIABLE,
             output=output,
             errors=errors,
@@ -76,6 +93,7 @@ def run(workers: int | None, spec: Path | None, cpus: int | None, script: Path, 
     metavar="T",
     help="The largest relative difference that is none (default: by type; 1e-4 for float32).",
 )
+@_STRATEGY
 @click.argument("script", type=_FILE)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def verify(
@@ -84,6 +102,7 @@ def verify(
     cpus: int | None,
     steps: int,
     tolerance: float | None,
+    strategy: str | None,
     script: Path,
     arguments: tuple[str, ...],
 ) -> None:
@@ -106,7 +125,7 @@ def verify(
         tempfile.TemporaryDirectory(prefix="autodist-") as folder,
     ):
         command = [sys.executable, str(script), *arguments]
-        environment = _chief_environment(distributed, console) | {SEED_VARIABLE: str(secrets.randbits(31))}
+        environment = _chief_environment(distributed, console, strategy) | {SEED_VARIABLE: str(secrets.randbits(31))}
         title = f"the workers of {spec}" if spec else f"{workers or 2} workers"
         try:
             equal = compare_runs(
@@ -120,6 +139,62 @@ def verify(
             Console(stderr=True).print(f"Error: {error}", markup=False, highlight=False, soft_wrap=True)
             sys.exit(2)
     sys.exit(0 if equal else 1)
+
+
+@main.command(context_settings={"allow_interspersed_args": False})
+@click.option("--local", "workers", type=click.IntRange(min=1), metavar="N", help="For N workers on this machine.")
+@click.option("--spec", type=_FILE, metavar="FILE", help="For the workers of a resource spec (YAML).")
+@click.option("--cpus", type=click.IntRange(min=1), metavar="K", help="With --local: K CPU devices per worker.")
+@_STRATEGY
+@click.option(
+    "--save",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Save the strategy, as JSON (.json) or binary (.pb); FromFile(path='FILE') trains by it.",
+)
+@click.argument("script", type=_FILE)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+def plan(
+    workers: int | None,
+    spec: Path | None,
+    cpus: int | None,
+    strategy: str | None,
+    save: Path | None,
+    script: Path,
+    arguments: tuple[str, ...],
+) -> None:
+    """Show how SCRIPT would be trained: which variable where, and what a step sends over which link.
+
+    The script runs in one process until it would take its first training step; no worker is started, and nothing is
+    trained. The nodes need not be there.
+    """
+    _require_one_of_local_and_spec(workers, spec, cpus)
+    console = Console(soft_wrap=True)
+    with _spec_file(workers, spec, cpus) as spec_file, tempfile.TemporaryDirectory(prefix="autodist-") as folder:
+        environment = _chief_environment(spec_file, console, strategy) | {PLAN_DIR_VARIABLE: folder}
+        code, printed = run_quietly([sys.executable, str(script), *arguments], environment)
+        try:
+            made = planned(Path(folder), load_resource_spec(spec_file))
+            if made is not None and save is not None:
+                made.strategy.save(save)
+        except AutoDistError as error:
+            raise click.ClickException(str(error)) from error
+    if made is None:
+        console.print(printed, end="", markup=False, highlight=False)
+        raise click.ClickException(
+            f"the script failed (exit code {code})"
+            if code
+            else "the script came to no training step: nothing that AutoDist made computed gradients and was run"
+        )
+    console.print(str(made), markup=False, highlight=False)
+
+
+def _require_one_of_local_and_spec(workers: int | None, spec: Path | None, cpus: int | None) -> None:
+    if (workers is None) == (spec is None):
+        given = "neither" if workers is None else "both"
+        raise click.UsageError(f"Exactly one of --local and --spec says which workers to run on. Received: {given}.")
+    if cpus is not None and spec is not None:
+        raise click.UsageError("--cpus goes with --local; a resource spec lists the `cpus` of each node itself.")
 
 
 @contextmanager
@@ -138,10 +213,12 @@ def _spec_file(workers: int | None, spec: Path | None, cpus: int | None) -> Iter
         yield path
 
 
-def _chief_environment(spec_file: Path, console: Console) -> dict[str, str]:
+def _chief_environment(spec_file: Path, console: Console, strategy: str | None) -> dict[str, str]:
     """Our environment, as the chief shall see it: of no other run's worker, unbuffered, as wide as the terminal."""
     environment = {name: value for name, value in os.environ.items() if name not in WORKER_VARIABLES}
     environment |= {RESOURCE_SPEC_VARIABLE: str(spec_file), "PYTHONUNBUFFERED": "1"}
+    if strategy is not None:
+        environment[STRATEGY_VARIABLE] = strategy
     if console.is_terminal:
         # rich draws progress bars into a pipe when told that what reads it understands terminal codes.
         environment.setdefault("TTY_COMPATIBLE", "1")

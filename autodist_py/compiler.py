@@ -6,7 +6,7 @@ It owns the order of things between the workers: the same graph everywhere, the 
 import difflib
 import logging
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import tensorflow as tf
@@ -18,6 +18,7 @@ from autodist_py.kernel.pipeline import CompiledProgram, compile
 from autodist_py.kernel.printer import format_graph
 from autodist_py.kernel.program import Options
 from autodist_py.kernel.rewrite import Observer
+from autodist_py.plan import inexact
 from autodist_py.programs import AloneProgram, StepProgram
 from autodist_py.proto.errors import AutoDistError, CaptureError, ClusterError, WorkerFailedError
 from autodist_py.proto.graph_item import GraphItem
@@ -36,8 +37,6 @@ from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
 _log = logging.getLogger(__name__)
 
 _WRITES_SECONDS = 60.0
-_NAMED = 3
-"""How many names a warning lists."""
 
 
 class Compiler:
@@ -254,34 +253,6 @@ class Compiler:
     def _key(self, what: str) -> str:
         self._next_agreement += 1
         return f"{self._name}/{self._next_agreement}/{what}"
-
-
-def inexact(item: GraphItem) -> Iterator[str]:
-    """What of `item` is not, or may not be, computed as on one device, in sentences for the user."""
-    if item.local_ops:
-        yield (
-            f"it is not seen that {_some(item.local_ops)} keep examples apart. Where they mix them, as batch "
-            "normalization does, each replica mixes its own, so that results depend on the number of replicas; "
-            "`autodist verify` tells whether they do"
-        )
-    if item.inseparable_ops:
-        yield (
-            f"it is not seen that {_some(item.inseparable_ops)} pass gradients on linearly. A term of the loss that "
-            "depends on no example, as a regularizer does, is added to a sum over examples behind them, and counts "
-            "once per replica; compute it apart from what the examples use, or take the mean over examples"
-        )
-    unknown = [gradient.variable for gradient in item.gradients if not gradient.reduction]
-    if unknown:
-        yield (
-            f"the loss whose gradients train {_some(unknown)} is neither a sum nor a mean over examples, as far as its "
-            f"graph shows; it is taken for a {item.loss_reduction}, as AutoDist(loss_reduction=...) says"
-        )
-
-
-def _some(names: Sequence[str]) -> str:
-    distinct = list(dict.fromkeys(names))
-    more = f" and {len(distinct) - _NAMED} more" if len(distinct) > _NAMED else ""
-    return ", ".join(f"'{name}'" for name in distinct[:_NAMED]) + more
 
 
 def launches_text(program: CompiledProgram) -> str:

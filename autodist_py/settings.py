@@ -25,6 +25,8 @@ COORDINATOR_PORT_VARIABLE = "AUTODIST_COORDINATOR_PORT"
 SERVER_PORT_VARIABLE = "AUTODIST_SERVER_PORT"
 CHECKED_STEPS_VARIABLE = "AUTODIST_CHECKED_STEPS"
 SEED_VARIABLE = "AUTODIST_SEED"
+STRATEGY_VARIABLE = "AUTODIST_STRATEGY"
+PLAN_DIR_VARIABLE = "AUTODIST_PLAN_DIR"
 RECORD_DIR_VARIABLE = "AUTODIST_RECORD_DIR"
 RECORD_STEPS_VARIABLE = "AUTODIST_RECORD_STEPS"
 RECORDED_RUN_VARIABLE = "AUTODIST_RECORDED_RUN"
@@ -54,6 +56,8 @@ class Settings:
     `server_port` is the TensorFlow server's port on rank 0, and rank r takes `server_port + r`; 0 means any free one.
     `checked_steps` is for how many steps the workers compare what they are given, with `batch="global"`.
     `seed` is that of random numbers where the script gives none.
+    `strategy` is the strategy builder, whatever the script says.
+    `plan_dir` is where the plan of the first program that trains is written; the script ends then.
     `record_dir` is where the values of the first `record_steps` training steps of a `recorded_run` are written; the
     script ends then.
     `lost_workers` is whether a run ends or continues when a worker fails that the others can do without: where workers
@@ -75,6 +79,8 @@ class Settings:
     server_port: int = 0
     checked_steps: int = 10
     seed: int | None = None
+    strategy: str | None = None
+    plan_dir: Path | None = None
     record_dir: Path | None = None
     record_steps: int = 3
     recorded_run: str = "compiled"
@@ -116,6 +122,8 @@ class Settings:
             server_port=_integer(given, SERVER_PORT_VARIABLE, 0, most=65535) or 0,
             checked_steps=_integer(given, CHECKED_STEPS_VARIABLE, defaults.checked_steps, most=2**31 - 1) or 0,
             seed=_integer(given, SEED_VARIABLE, None, most=2**31 - 1),
+            strategy=given.get(STRATEGY_VARIABLE),
+            plan_dir=_path(given, PLAN_DIR_VARIABLE),
             record_dir=_path(given, RECORD_DIR_VARIABLE),
             record_steps=_integer(given, RECORD_STEPS_VARIABLE, defaults.record_steps, most=2**31 - 1) or 1,
             recorded_run=_choice(given, RECORDED_RUN_VARIABLE, RECORDED_RUNS, defaults.recorded_run),

@@ -64,31 +64,32 @@ class Script:
         folder = self.folder / what
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        printed = io.StringIO()
-        screen = Screen(Console(file=printed, width=200))
-        code = run_chief(
-            self.command,
-            {
-                **self.environment,
-                RESOURCE_SPEC_VARIABLE: str(spec_file),
-                RECORD_DIR_VARIABLE: str(folder),
-                RECORD_STEPS_VARIABLE: str(self.steps),
-                RECORDED_RUN_VARIABLE: what,
-            },
-            worker_output=WORKER_OUTPUT_VARIABLE,
-            output=screen,
-            errors=screen,
-        )
+        environment = {
+            **self.environment,
+            RESOURCE_SPEC_VARIABLE: str(spec_file),
+            RECORD_DIR_VARIABLE: str(folder),
+            RECORD_STEPS_VARIABLE: str(self.steps),
+            RECORDED_RUN_VARIABLE: what,
+        }
+        code, printed = run_quietly(self.command, environment)
         if code:
-            raise RunFailedError(f"the script failed {name} (exit code {code})", code, printed.getvalue())
+            raise RunFailedError(f"the script failed {name} (exit code {code})", code, printed)
         steps = recorded_steps(folder)
         if not steps:
             raise RunFailedError(
                 f"the script trained no step {name}: nothing that AutoDist made computed gradients and was run",
                 1,
-                printed.getvalue(),
+                printed,
             )
         return steps
+
+
+def run_quietly(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    """The exit code of `command`, as a chief, and what it and the other workers printed."""
+    printed = io.StringIO()
+    screen = Screen(Console(file=printed, width=200))
+    code = run_chief(command, environment, worker_output=WORKER_OUTPUT_VARIABLE, output=screen, errors=screen)
+    return code, printed.getvalue()
 
 
 def compare_steps(

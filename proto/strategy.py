@@ -244,19 +244,24 @@ class Strategy:
 
     def __str__(self) -> str:
         rows = [row for node in self.node_config for row in _rows(node, node.var_name)]
-        workers = len({device.rsplit(":", 2)[0] for device in self.replicas})
-        losses = [f"  {node.var_name}: {loss}" for node in self.node_config for loss in _given_up(node, workers)]
         return "\n\n".join(
             [
                 f"Strategy {short(self.id)}: {count(len(self.node_config), 'variable')}, "
                 f"{count(len(self.replicas), 'replica')}",
                 f"replicas: {', '.join(self.replicas)}",
                 table(("variable", "synchronizer", "group", "compressor", "partitioner"), rows),
-                "\n".join(["gives up, compared with one device on the global batch:", *losses])
-                if losses
-                else "gives up nothing: synchronous and lossless, equal to one device on the global batch",
+                self.given_up,
             ]
         )
+
+    @property
+    def given_up(self) -> str:
+        """What it gives up, compared with one device on the global batch, for people."""
+        workers = len({device.rsplit(":", 2)[0] for device in self.replicas})
+        losses = [f"  {node.var_name}: {loss}" for node in self.node_config for loss in _given_up(node, workers)]
+        if not losses:
+            return "gives up nothing: synchronous and lossless, equal to one device on the global batch"
+        return "\n".join(["gives up, compared with one device on the global batch:", *losses])
 
 
 def _node_to_proto(node: Node) -> pb.Strategy.Node:

@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 
 from autodist_py import AutoDist
-from autodist_py.compiler import inexact, launches_text, require_same_launches
+from autodist_py.compiler import launches_text, require_same_launches
 from autodist_py.kernel.pipeline import compile
+from autodist_py.plan import inexact
 from autodist_py.proto.errors import AutoDistError
 from tests.kernel import programs
 

@@ -248,7 +248,7 @@ class Combination:
             return extent
         is_fixed = name in self._assumed and self._tensor_of(name).shape.is_fully_defined()
         if is_fixed and not self._can_compute_again(op_of(name)):
-            return self._assumed[name]  # As the user is told: see `compiler.inexact`.
+            return self._assumed[name]  # As the user is told: see `plan.inexact`.
         return Extent.ROWS if self._keeps_apart(self._layers.get(name)) else extent
 
     def _keeps_apart(self, call: LayerCall | None) -> bool:

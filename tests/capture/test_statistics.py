@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from autodist_py import AutoDist, CaptureError
-from autodist_py.compiler import inexact
+from autodist_py.plan import inexact
 from autodist_py.proto.graph_item import GraphItem
 
 X, Y = np.ones([4, 3]), np.ones(4)

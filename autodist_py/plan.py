@@ -1,0 +1,248 @@
+"""What a strategy means for a graph on some nodes: who has which variable, and what a step sends over which link.
+
+It works without TensorFlow: it counts from the three values.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.filesize import decimal
+
+from autodist_py.proto.dtypes import ITEM_SIZES
+from autodist_py.proto.errors import AutoDistError, StrategyError
+from autodist_py.proto.graph_item import GraphItem, Variable
+from autodist_py.proto.resource_spec import ResourceSpec
+from autodist_py.proto.strategy import AllReduceSynchronizer, Node, PSSynchronizer, Strategy
+from autodist_py.proto.text import count, short, table
+from autodist_py.strategy_builders.all_reduce import AllReduce
+from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
+
+_INDEX_BYTES = 8
+_NAMED = 3
+"""How many names a warning lists."""
+_HEADER = ("variable", "shape", "bytes", "gradient", "synchronizer", "group", "shards", "compressor", "a step sends")
+_ITEM, _STRATEGY, _FAILURE = "item.pb", "strategy.json", "failure.json"
+
+
+class Traffic(NamedTuple):
+    """Bytes that a step sends: always, and for each row that every worker's batch uses of a table."""
+
+    nbytes: float = 0.0
+    per_row: float = 0.0
+
+    def __add__(self, other: "Traffic") -> "Traffic":  # type: ignore[override]
+        return Traffic(self.nbytes + other.nbytes, self.per_row + other.per_row)
+
+    def shared_by(self, shards: int) -> "Traffic":
+        """What one of so many shards has of it, on average."""
+        return Traffic(self.nbytes / shards, self.per_row / shards)
+
+    def __str__(self) -> str:
+        parts = [decimal(round(self.nbytes))] if self.nbytes or not self.per_row else []
+        return " + ".join([*parts, *([f"{decimal(round(self.per_row))} a row"] if self.per_row else [])])
+
+
+class Link(NamedTuple):
+    """One direction between two workers, by rank."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A strategy for an item on some nodes."""
+
+    item: GraphItem
+    resources: ResourceSpec
+    strategy: Strategy
+
+    def traffic(self, name: str) -> dict[Link, Traffic]:
+        """What a step sends for one variable, by link; nothing within a worker.
+
+        Collectives are rings (each of n workers sends 2 (n - 1) / n of the bytes; of rows that are gathered, those of
+        n - 1 workers). A server is sent gradients, and sends values; of a table that is not brought whole, the rows
+        that are asked for by their indices.
+        """
+        found: dict[Link, Traffic] = defaultdict(Traffic)
+        variable, is_sparse = self.item.variable(name), name in self._sparse
+        synchronizers = self.strategy.node(name).synchronizers
+        for synchronizer in synchronizers:
+            flows = (
+                self._ring(variable, is_sparse, synchronizer)
+                if isinstance(synchronizer, AllReduceSynchronizer)
+                else self._served(variable, is_sparse, synchronizer)
+            )
+            for link, traffic in flows:
+                found[link] += traffic.shared_by(len(synchronizers))
+        return dict(found)
+
+    def links(self) -> dict[Link, Traffic]:
+        """What a step sends for all variables, by link, in order."""
+        total: dict[Link, Traffic] = defaultdict(Traffic)
+        for node in self.strategy.node_config:
+            for link, traffic in self.traffic(node.var_name).items():
+                total[link] += traffic
+        return dict(sorted(total.items()))
+
+    @property
+    def _sparse(self) -> frozenset[str]:
+        return frozenset(variable.name for variable in self.item.sparse_variables)
+
+    def _ring(
+        self, variable: Variable, is_sparse: bool, synchronizer: AllReduceSynchronizer
+    ) -> Iterator[tuple[Link, Traffic]]:
+        workers = len(self.resources.workers)
+        if workers == 1:
+            return
+        members = len(self.strategy.replicas) if synchronizer.spec == "RING" else workers
+        traffic = Traffic(2 * (members - 1) / members * variable.nbytes)
+        if is_sparse:
+            traffic = Traffic(per_row=(workers - 1) * (_row_bytes(variable) + _INDEX_BYTES))
+        for rank in range(workers):
+            yield Link(rank, (rank + 1) % workers), traffic
+
+    def _served(
+        self, variable: Variable, is_sparse: bool, synchronizer: PSSynchronizer
+    ) -> Iterator[tuple[Link, Traffic]]:
+        server = self.resources.server_devices.index(synchronizer.reduction_destination)
+        whole, row = Traffic(variable.nbytes), Traffic(per_row=_row_bytes(variable))
+        index = Traffic(per_row=_INDEX_BYTES)
+        is_whole = not is_sparse or synchronizer.local_replication
+        for rank, _ in enumerate(self.resources.workers):
+            if rank != server:
+                gradient = row + index if is_sparse else whole
+                yield Link(rank, server), gradient if is_whole else gradient + index
+                yield Link(server, rank), whole if is_whole else row
+
+    def __str__(self) -> str:
+        links = self.links()
+        rows = [self._row(node) for node in self.strategy.node_config]
+        names = [node.address for node in self.resources.workers]
+        nodes = ((name, _total(links, source=rank), _total(links, target=rank)) for rank, name in enumerate(names))
+        pairs = ((f"{names[link.source]} -> {names[link.target]}", traffic) for link, traffic in links.items())
+        title = (
+            f"Plan: {count(len(rows), 'variable')}, {count(len(self.strategy.replicas), 'replica')} on "
+            f"{count(len(names), 'node')}, strategy {short(self.strategy.id)}"
+        )
+        parts = [title, table(_HEADER, rows), table(("node", "sends", "receives"), nodes)]
+        if links:
+            parts.append(table(("link", "carries"), pairs))
+        if any(traffic.per_row for traffic in links.values()):
+            parts.append("a row: for each row that the batch of every worker uses of a table, each of them once")
+        parts += [self.strategy.given_up, *(f"warning: {one}" for one in inexact(self.item))]
+        return "\n\n".join(parts)
+
+    def _row(self, node: Node) -> tuple[object, ...]:
+        variable = self.item.variable(node.var_name)
+        groups = {str(one.group) for one in node.synchronizers if isinstance(one, AllReduceSynchronizer)}
+        compressors = {one.compressor.replace("NoneCompressor", "") for one in node.synchronizers}
+        return (
+            variable.name,
+            "x".join(map(str, variable.shape)) or "scalar",
+            decimal(variable.nbytes),
+            "sparse" if variable.name in self._sparse else "dense",
+            " ".join(dict.fromkeys(map(str, node.synchronizers))),
+            " ".join(sorted(groups)),
+            node.num_shards,
+            " ".join(sorted(compressors)),
+            sum(self.traffic(variable.name).values(), Traffic()),
+        )
+
+
+def _row_bytes(variable: Variable) -> float:
+    rows = variable.shape[0] if variable.shape else 1
+    return variable.nbytes / rows if rows else ITEM_SIZES.get(variable.dtype, 0)
+
+
+def _total(links: dict[Link, Traffic], *, source: int | None = None, target: int | None = None) -> Traffic:
+    chosen = (one for link, one in links.items() if source in (None, link.source) and target in (None, link.target))
+    return sum(chosen, Traffic())
+
+
+def inexact(item: GraphItem) -> Iterator[str]:
+    """What of `item` is not, or may not be, computed as on one device, in sentences for the user."""
+    if item.local_ops:
+        yield (
+            f"it is not seen that {_some(item.local_ops)} keep examples apart. Where they mix them, as batch "
+            "normalization does, each replica mixes its own, so that results depend on the number of replicas; "
+            "`autodist verify` tells whether they do"
+        )
+    if item.inseparable_ops:
+        yield (
+            f"it is not seen that {_some(item.inseparable_ops)} pass gradients on linearly. A term of the loss that "
+            "depends on no example, as a regularizer does, is added to a sum over examples behind them, and counts "
+            "once per replica; compute it apart from what the examples use, or take the mean over examples"
+        )
+    unknown = [gradient.variable for gradient in item.gradients if not gradient.reduction]
+    if unknown:
+        yield (
+            f"the loss whose gradients train {_some(unknown)} is neither a sum nor a mean over examples, as far as its "
+            f"graph shows; it is taken for a {item.loss_reduction}, as AutoDist(loss_reduction=...) says"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    distinct = list(dict.fromkeys(names))
+    more = f" and {len(distinct) - _NAMED} more" if len(distinct) > _NAMED else ""
+    return ", ".join(f"'{name}'" for name in distinct[:_NAMED]) + more
+
+
+# -- A script that is planned -----------------------------------------------------------------------------------------
+
+
+class PlanMade(SystemExit):
+    """Ends the script: what it trains is known."""
+
+    def __init__(self, code: int = 0) -> None:
+        super().__init__(code)
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """In the place of a script's builder: it says what that one would, of other nodes, and ends the script.
+
+    Attributes:
+        builder: the script's.
+        resources: the nodes to plan for; the script itself runs in one process.
+        folder: where the plan goes.
+    """
+
+    builder: StrategyBuilder
+    resources: ResourceSpec
+    folder: Path
+
+    def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
+        """Nothing is planned for a program that trains nothing.
+
+        Raises:
+            PlanMade: the plan is written, or why there is none.
+        """
+        if not item.gradients:
+            return AllReduce().build(item, resources)
+        try:
+            strategy = build_strategy(self.builder, item, self.resources)
+        except StrategyError as error:
+            (self.folder / _FAILURE).write_text(json.dumps(str(error)))
+            raise PlanMade(1) from error
+        item.save(self.folder / _ITEM)
+        strategy.save(self.folder / _STRATEGY)
+        raise PlanMade
+
+
+def planned(folder: Path, resources: ResourceSpec) -> Plan | None:
+    """What a Planner wrote to `folder`; None: the script trained nothing.
+
+    Raises:
+        AutoDistError: the builder refused.
+    """
+    failure = folder / _FAILURE
+    if failure.exists():
+        raise AutoDistError(json.loads(failure.read_text()))
+    if not (folder / _STRATEGY).exists():
+        return None
+    return Plan(GraphItem.load(folder / _ITEM), resources, Strategy.load(folder / _STRATEGY))

@@ -1,0 +1,67 @@
+"""A strategy builder in a package of its own: installed, found by its name, used."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_plan import AUTODIST, ROOT, SCRIPT
+
+PLUGIN = ROOT / "examples" / "plugin"
+SPEC = "nodes: [{address: 10.0.0.1, chief: true}, {address: 10.0.0.2}]"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the plug-in is installed in, from a copy: a build writes beside its sources."""
+    folder = tmp_path_factory.mktemp("plugin")
+    source, target = folder / "source", folder / "installed"
+    subprocess.run(["cp", "-r", str(PLUGIN), str(source)], check=True)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*command, "--target", str(target), str(source)], check=True, timeout=120)
+    return target
+
+
+def run(installed: Path, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (installed, ROOT)))}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "synchronizer"),
+    [
+        ("SplitBySize", "AllReduce(AUTO)"),
+        ("SplitBySize(threshold=8)", "PS(10.0.0.1:CPU:0)"),
+        ("split_by_size:SplitBySize(threshold=8)", "PS(10.0.0.1:CPU:0)"),
+    ],
+)
+def test_an_installed_builder_is_found_by_its_name(
+    installed: Path, tmp_path: Path, strategy: str, synchronizer: str
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    ended = run(installed, tmp_path, *AUTODIST, "plan", "--spec", "spec.yaml", "--strategy", strategy, "train.py")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert synchronizer in ended.stdout
+
+
+def test_what_an_installed_builder_refuses_is_said(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    ended = run(
+        installed, tmp_path, *AUTODIST, "plan", "--local", "2", "--strategy", "SplitBySize(threshold=-1)", "train.py"
+    )
+    assert ended.returncode == 1
+    assert "threshold of SplitBySize is a number of bytes >= 0; got -1" in ended.stdout + ended.stderr
+
+
+def test_a_run_by_an_installed_builder_trains(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.replace('"/no/such/file.yaml", ', "") + "\nprint(weight.numpy()[0])\n")
+    ended = run(
+        installed, tmp_path, *AUTODIST, "run", "--local", "2", "--strategy", "SplitBySize(threshold=8)", "train.py"
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("[-0.05 -0.05]") == 2

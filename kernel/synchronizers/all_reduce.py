@@ -115,7 +115,7 @@ def combine(program: Program, group: Group, view: GraphView, collectives: Collec
         with tf.device(program.place.host):
             weights = replica_weights(program, batch, group.reduction)
         if group.is_sparse:
-            return [_reduce_sparse(program, gradients[0], weights, collectives)]
+            return [_reduce_sparse(program, group.gradients[0], gradients[0], weights, collectives)]
         dense = [[tensors[0] for tensors in copies] for copies in gradients]
         return _reduce_dense(program, group, dense, weights, collectives)
 
@@ -166,6 +166,7 @@ def _unpack(buffer: tf.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[tf.Ten
 
 def _reduce_sparse(
     program: Program,
+    gradient: Gradient,
     gradients: Sequence[Sequence[tf.Tensor]],
     weights: Sequence[tf.Tensor],
     collectives: Collectives,
@@ -183,7 +184,8 @@ def _reduce_sparse(
         if program.options.sum_duplicates and collectives.num_workers > 1:
             indices, values = sum_duplicates(indices, values)
     combined = []
+    shape = program.item.variable(gradient.variable).shape  # A branch that was not taken has no other.
     for replica, (_, _, dense_shape) in zip(replicas, gradients, strict=True):
         with tf.device(replica.device):
-            combined.append([tf.identity(indices), tf.identity(values), dense_shape])
+            combined.append([tf.identity(indices), tf.identity(values), tf.constant(shape, dense_shape.dtype)])
     return combined

@@ -284,8 +284,8 @@ class AutoDist:
         """Bring the user's variables up to date with the running state; every worker calls it.
 
         What lives on another worker, as a server, and is read by nobody in the step (an optimizer's state, averages of
-        weights) is not on this worker until eager code looks at it. Functions that the user traced before do not look;
-        call this before they read such variables.
+        weights) is brought to this worker when eager code looks at it. A `tf.function` does not look: call this before
+        it reads such variables.
         """
         self._require_open("sync")
         self._compiler.served.sync()
@@ -333,14 +333,16 @@ class AutoDist:
         if self._closed:
             return
         self._closed = True
-        if together:
-            self._compiler.served.leave()
-        if self._session is not None:
-            self._session.close()
-        for function in self._functions:
-            function.clear()
-        self._functions.clear()
-        self._compiler.close()
+        try:
+            if together and self._cluster.failure(wait=0.0) is None:
+                self._compiler.served.leave()
+        finally:
+            if self._session is not None:
+                self._session.close()
+            for function in self._functions:
+                function.clear()
+            self._functions.clear()
+            self._compiler.close()
 
     def __enter__(self) -> Self:
         return self

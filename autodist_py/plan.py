@@ -29,21 +29,29 @@ _ITEM, _STRATEGY, _FAILURE = "item.pb", "strategy.json", "failure.json"
 
 
 class Traffic(NamedTuple):
-    """Bytes that a step sends: always, and for each row that every worker's batch uses of a table."""
+    """Bytes that a step sends.
+
+    Attributes:
+        nbytes: whatever the batch.
+        per_row: for each row of a table that a worker's batch uses, however often.
+        per_use: for each time that it uses one.
+    """
 
     nbytes: float = 0.0
     per_row: float = 0.0
+    per_use: float = 0.0
 
     def __add__(self, other: "Traffic") -> "Traffic":  # type: ignore[override]
-        return Traffic(self.nbytes + other.nbytes, self.per_row + other.per_row)
+        return Traffic(self.nbytes + other.nbytes, self.per_row + other.per_row, self.per_use + other.per_use)
 
     def shared_by(self, shards: int) -> "Traffic":
         """What one of so many shards has of it, on average."""
-        return Traffic(self.nbytes / shards, self.per_row / shards)
+        return Traffic(self.nbytes / shards, self.per_row / shards, self.per_use / shards)
 
     def __str__(self) -> str:
-        parts = [decimal(round(self.nbytes))] if self.nbytes or not self.per_row else []
-        return " + ".join([*parts, *([f"{decimal(round(self.per_row))} a row"] if self.per_row else [])])
+        sizes = zip(self, ("", " a row", " a use"), strict=True)
+        parts = [f"{decimal(round(size))}{what}" for size, what in sizes if size]
+        return " + ".join(parts) or decimal(0)
 
 
 class Link(NamedTuple):
@@ -66,7 +74,8 @@ class Plan:
 
         Collectives are rings (each of n workers sends 2 (n - 1) / n of the bytes; of rows that are gathered, those of
         n - 1 workers). A server is sent gradients, and sends values; of a table that is not brought whole, the rows
-        that are asked for by their indices.
+        that are asked for by their indices, each once. Gradients of rows are counted as if none were added up, and all
+        as if they travelled in the variable's type.
         """
         found: dict[Link, Traffic] = defaultdict(Traffic)
         variable, is_sparse = self.item.variable(name), name in self._sparse
@@ -99,25 +108,29 @@ class Plan:
         workers = len(self.resources.workers)
         if workers == 1:
             return
-        members = len(self.strategy.replicas) if synchronizer.spec == "RING" else workers
+        idle = {node.address for node in self.resources.workers} - set(map(_address, self.strategy.replicas))
+        members = len(self.strategy.replicas) + len(idle) if synchronizer.spec == "RING" else workers
         traffic = Traffic(2 * (members - 1) / members * variable.nbytes)
         if is_sparse:
-            traffic = Traffic(per_row=(workers - 1) * (_row_bytes(variable) + _INDEX_BYTES))
+            traffic = Traffic(per_use=(workers - 1) * (_row_bytes(variable) + _INDEX_BYTES))
         for rank in range(workers):
             yield Link(rank, (rank + 1) % workers), traffic
 
     def _served(
         self, variable: Variable, is_sparse: bool, synchronizer: PSSynchronizer
     ) -> Iterator[tuple[Link, Traffic]]:
-        server = self.resources.server_devices.index(synchronizer.reduction_destination)
-        whole, row = Traffic(variable.nbytes), Traffic(per_row=_row_bytes(variable))
-        index = Traffic(per_row=_INDEX_BYTES)
-        is_whole = not is_sparse or synchronizer.local_replication
-        for rank, _ in enumerate(self.resources.workers):
-            if rank != server:
-                gradient = row + index if is_sparse else whole
-                yield Link(rank, server), gradient if is_whole else gradient + index
-                yield Link(server, rank), whole if is_whole else row
+        addresses = [node.address for node in self.resources.workers]
+        server = addresses.index(_address(synchronizer.reduction_destination))
+        whole, row_bytes = Traffic(variable.nbytes), _row_bytes(variable)
+        gradient = Traffic(per_use=row_bytes + _INDEX_BYTES) if is_sparse else whole
+        asked, answered = (
+            (Traffic(per_row=_INDEX_BYTES), Traffic(per_row=row_bytes))
+            if is_sparse and not synchronizer.local_replication
+            else (Traffic(), whole)
+        )
+        for rank in set(range(len(addresses))) - {server}:
+            yield Link(rank, server), gradient + asked
+            yield Link(server, rank), answered
 
     def __str__(self) -> str:
         links = self.links()
@@ -132,8 +145,11 @@ class Plan:
         parts = [title, table(_HEADER, rows), table(("node", "sends", "receives"), nodes)]
         if links:
             parts.append(table(("link", "carries"), pairs))
-        if any(traffic.per_row for traffic in links.values()):
-            parts.append("a row: for each row that the batch of every worker uses of a table, each of them once")
+        if any(traffic.per_use for traffic in links.values()):
+            parts.append(
+                "a use: for each time that a worker's batch uses a row of a table; a row: for each such row, once. "
+                "Where an update adds rows up by itself, as SGD's does, a server is sent the gradient of each row once."
+            )
         parts += [self.strategy.given_up, *(f"warning: {one}" for one in inexact(self.item))]
         return "\n\n".join(parts)
 
@@ -152,6 +168,10 @@ class Plan:
             " ".join(sorted(compressors)),
             sum(self.traffic(variable.name).values(), Traffic()),
         )
+
+
+def _address(device: str) -> str:
+    return device.rsplit(":", 2)[0]
 
 
 def _row_bytes(variable: Variable) -> float:

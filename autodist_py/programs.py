@@ -57,6 +57,7 @@ class StepProgram:
                 raise failure from error
             if data_error is None and self._messages is not None:
                 self._messages.close()  # What this step has sent belongs to no other.
+                self._copies.after_failed_step()
             if data_error is None or data_error is error:
                 raise
             raise data_error from error
@@ -84,6 +85,7 @@ class AloneProgram:
     def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
         """One run."""
         self._served.pull(self._variables)
+        self._served.keep(self._written.values())
         results = self._executor.run(feeds)
         if self._written:
             self._on_written(self._written)

@@ -11,20 +11,18 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from autodist_py.kernel.names import on_replica
 from autodist_py.kernel.pipeline import CompiledProgram
 from autodist_py.kernel.program import ServerFunction
-from autodist_py.proto.errors import AutoDistError, StrategyError
+from autodist_py.proto.errors import AutoDistError, StrategyError, WorkerFailedError
 from autodist_py.proto.strategy import Node, PSSynchronizer, Strategy
 from autodist_py.runtime.aggregation import FirstToArrive
 from autodist_py.runtime.cluster import Cluster
 from autodist_py.runtime.coordinator import LEAVING
-from autodist_py.runtime.copies import unset
 from autodist_py.runtime.held import Held
 from autodist_py.runtime.kept import Kept
 from autodist_py.runtime.parameter_server import Messages, Run
 from autodist_py.runtime.served_values import ServedValues
-from autodist_py.runtime.watched import empty, fill, unwatch, watch
+from autodist_py.runtime.watched import unwatch, watch
 
 _log = logging.getLogger(__name__)
 
@@ -53,8 +51,6 @@ class Served:
         self._held = Held()
         self._old: set[int] = set()
         """The identities of variables whose values on servers are newer than this worker's."""
-        self._empty: set[int] = set()
-        """Those of them that hold no value here."""
         self._pulling = threading.RLock()
         self._values: ServedValues | None = None
         self._messages: weakref.WeakSet[Messages] = weakref.WeakSet()
@@ -113,7 +109,7 @@ class Served:
             if rank == self._cluster.rank:
                 self._held.add(self._count, variables[name])
             else:
-                watch(variables[name], self._look)
+                watch(variables[name], self, self._look)
 
     def serve(self, program: CompiledProgram, function: Callable[[ServerFunction], Run]) -> Messages | None:
         """Begin to exchange the program's messages; None where it has none.
@@ -126,20 +122,17 @@ class Served:
             return None
         messages = Messages(self._cluster, program, function, self._held)
         self._messages.add(messages)
+        # Others may still ask, or take steps by themselves, when this worker's script has ended: it waits for them
+        # before it ends what serves them. What is registered last runs first.
+        atexit.unregister(self._leave_at_exit)
+        atexit.register(self._leave_at_exit)
         if not program.pace.is_together:
-            # Others may still take steps when this worker's script has let go of the program, or has ended.
-            if not self._apart:
-                atexit.register(self._leave_at_exit)
-            self._apart.append(messages)
+            self._apart.append(messages)  # Others may still take steps when this worker has let go of the program.
         return messages
 
     def copies(self, program: CompiledProgram, variables: Mapping[str, tf.Variable]) -> "ServedCopies":
         """What a step of the program asks of this worker's copies, and does to them."""
         elsewhere = {name for name, rank in program.held.items() if rank != self._cluster.rank}
-        replicas = range(len(program.place.local_replicas))
-        read = {
-            name for name in elsewhere if program.graph.dataflow_consumers(on_replica(one, name) for one in replicas)
-        }
         # Workers that step by themselves change what others were just brought.
         brought = program.refreshed if program.pace.is_together else frozenset()
         return ServedCopies(
@@ -147,7 +140,6 @@ class Served:
             [each for name, each in variables.items() if name not in program.held or name in brought],
             frozenset(id(variables[name]) for name in elsewhere - brought),
             frozenset(id(variables[name]) for name in brought),
-            [variables[name] for name in sorted(elsewhere - brought - read)],
             together=program.pace.is_together,
         )
 
@@ -177,40 +169,45 @@ class Served:
             for rank, named in wanted.items():
                 self._values.pull(named, rank)
             self._old -= among
-            self._empty -= among
 
     def _look(self, variable: tf.Variable) -> None:
         """Eager code is about to read or write a variable that lives elsewhere."""
-        if id(variable) in self._old:
+        if id(variable) not in self._old:
+            return
+        try:
             self.pull([variable])
+        except WorkerFailedError as error:  # A last checkpoint may still be written, of what is here.
+            what = "'%s' has an old value, as the worker where it lives cannot be asked: %s"
+            _log.warning(what, variable.name, error)
+            self._old.discard(id(variable))  # It is the newest that there is.
 
-    def sync(self, variables: Iterable[tf.Variable] | None = None) -> None:
-        """Give this worker's variables, or some, the values that they have on servers; every worker calls it.
+    def keep(self, variables: Iterable[tf.Variable]) -> None:
+        """This worker's script is about to write these variables: others still see those that live here as they are."""
+        self._held.keep(variables)
+
+    def sync(self) -> None:
+        """Give this worker's variables the values that they have on servers; every worker calls it.
 
         None goes on, and writes to them, before all have them.
         """
         if self._values is not None:
             self.pause()
             self._cluster.barrier(self._key("reached"))
-            self.pull((variable for variable, _ in self._homes.items()) if variables is None else variables)
+            self._pull_all()
             self._cluster.barrier(self._key("synchronized"))
 
-    def stepped(self, old: frozenset[int], current: frozenset[int], unread: Iterable[tf.Variable]) -> None:
-        """After a step these variables, by identity, are older than those of the servers, and those are not.
+    def _pull_all(self) -> None:
+        self.pull(variable for variable, _ in self._homes.items())
 
-        Of the old ones the step reads none of `unread` on this worker, so their memory is let go.
-        """
-        for variable in unread:
-            if id(variable) not in self._empty and variable.shape.rank != 0:
-                empty(variable)
-                self._empty.add(id(variable))
-        self._old |= old
-        self._old -= current
+    def stepped(self, old: frozenset[int], current: frozenset[int]) -> None:
+        """After a step these variables, by identity, are older than those of the servers, and those are not."""
+        with self._pulling:  # What another thread is being given is of before the step.
+            self._old |= old
+            self._old -= current
 
     def forget_newer(self, variable: tf.Variable) -> None:
         """The variable was written here, by the user: a server's value is no newer."""
         self._old.discard(id(variable))
-        self._empty.discard(id(variable))
 
     # -- Together with the others -------------------------------------------------------------------------------------
 
@@ -220,44 +217,34 @@ class Served:
             messages.pause()
 
     def leave(self) -> None:
-        """Bring what lives elsewhere here, and wait until all workers leave, as they may ask for values until then."""
-        self.pull(variable for variable, _ in self._homes.items())
-        self._wait_for_all()
+        """Bring what lives elsewhere here when all workers have taken their last steps."""
+        if self._values is not None:
+            self._wait_for_all()
+            self._pull_all()
+            self._wait_for_all()
 
     def _wait_for_all(self) -> None:
-        if self._values is not None:
-            self.pause()
-            self._cluster.compare(f"{LEAVING}{self._key('closed')}", str(self._cluster.step).encode())
+        self.pause()
+        self._cluster.compare(f"{LEAVING}{self._key('closed')}", str(self._cluster.step).encode())
 
     def close(self) -> None:
-        """End what serves, and let go of the variables. What is not here by now is lost, with a warning."""
+        """End what serves, and let go of the variables."""
         for messages in list(self._messages):
             messages.close()
-        if self._apart:
-            atexit.unregister(self._leave_at_exit)
         self._apart.clear()
         if self._values is not None:
+            atexit.unregister(self._leave_at_exit)
             self._values.close()
             self._values = None
-        lost = [(variable, home.rank) for variable, home in self._homes.items() if id(variable) in self._empty]
-        for variable, _ in lost:
-            fill(variable, unset(variable))
-        if lost:
-            _log.warning(
-                "the run ended by an error before the values of %s, which live on %s as servers, were brought here; "
-                "they are not set now (NaN, or 0). Restore them from a checkpoint before you train on",
-                ", ".join(f"'{variable.name}'" for variable, _ in lost),
-                " and ".join(f"worker {rank}" for rank in sorted({rank for _, rank in lost})),
-            )
         for variable, _ in self._homes.items():
-            unwatch(variable)
+            unwatch(variable, self)
         self._held.clear()
         self._old.clear()
-        self._empty.clear()
         self._homes.clear()
 
     def _leave_at_exit(self) -> None:
         with suppress(AutoDistError):  # The run has failed: its cause is shown.
+            self._wait_for_all()
             self._wait_for_all()
 
 
@@ -270,16 +257,11 @@ class ServedCopies:
         read: Sequence[tf.Variable],
         behind: frozenset[int],
         refreshed: frozenset[int],
-        unread: Sequence[tf.Variable],
         *,
         together: bool,
     ):
-        """The program reads `read`; its steps leave `behind` behind, and bring `refreshed`, by identity.
-
-        Of those left behind this worker reads none of `unread`.
-        """
+        """The program reads `read`; its steps leave `behind` behind, and bring `refreshed`, by identity."""
         self._served, self._read, self._behind, self._refreshed = served, list(read), behind, refreshed
-        self._unread = list(unread)
         self._together = together
 
     def before_step(self) -> None:
@@ -290,4 +272,8 @@ class ServedCopies:
 
     def after_step(self) -> None:
         """Note what the step has changed elsewhere."""
-        self._served.stepped(self._behind, self._refreshed, self._unread)
+        self._served.stepped(self._behind, self._refreshed)
+
+    def after_failed_step(self) -> None:
+        """Note what the step may have changed elsewhere, and has not brought."""
+        self._served.stepped(self._behind | self._refreshed, frozenset())

@@ -132,6 +132,8 @@ def compile(
             require_replicated_writes(item, first.analysis)
         program = run_passes(first, PASSES, observers)
     handles = [node.name for node in first.analysis.captured.of_type({VARIABLE_OP})]
+    further = {on_replica(replica, handle) for replica in range(1, program.num_local_replicas) for handle in handles}
+    users = program.graph.users(further) if further else {}
     return CompiledProgram(
         item=item,
         place=paced,
@@ -143,7 +145,7 @@ def compile(
             BoundVariable(on_replica(replica, handle), handle, replica)
             for replica in range(program.num_local_replicas)
             for handle in handles
-            if replica == 0 or program.graph.dataflow_consumers([on_replica(replica, handle)])
+            if replica == 0 or users[on_replica(replica, handle)]
         ),
         channels=program.channels,
         servers=program.servers,

@@ -71,7 +71,7 @@ class PerVariable:
         StrategyError: a builder is none.
     """
 
-    builders: Mapping[str, StrategyBuilder | str]
+    builders: Mapping[str, StrategyBuilder | str] = field(hash=False)
     default: StrategyBuilder | str = "AllReduce"
     _resolved: tuple[tuple[str, StrategyBuilder], ...] = field(init=False, repr=False)
 
@@ -83,6 +83,7 @@ class PerVariable:
             )
         ordered = (*self.builders.items(), ("*", self.default))
         resolved = tuple((pattern, resolve_builder(builder)) for pattern, builder in ordered)
+        object.__setattr__(self, "builders", dict(self.builders))
         object.__setattr__(self, "_resolved", resolved)
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import statistics
 from typing import NamedTuple
 
 import psutil
@@ -74,4 +75,4 @@ def test_fifty_autodist_objects_hold_no_more_than_five(cluster: Cluster, door: s
         assert after.open_files <= 1.05 * before.open_files, f"worker {rank}: {held}"
         # The allocator takes a large piece now and then. What leaks grows all the time.
         growths = [later.memory - earlier.memory for earlier, later in itertools.pairwise(held)]
-        assert min(growths) < 0.005 * before.memory, f"worker {rank}: {held}"
+        assert statistics.median(growths) < 0.02 * before.memory, f"worker {rank}: {held}"

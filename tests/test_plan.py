@@ -38,7 +38,7 @@ def test_a_ring_sends_each_byte_almost_twice(workers: int) -> None:
     plan = plan_of(AllReduce(), workers)
     ring = {Link(rank, (rank + 1) % workers) for rank in range(workers)}
     assert plan.traffic("dense") == dict.fromkeys(ring, Traffic(2 * (workers - 1) / workers * DENSE))
-    assert plan.traffic("table") == dict.fromkeys(ring, Traffic(0.0, (workers - 1) * (ROW + INDEX)))
+    assert plan.traffic("table") == dict.fromkeys(ring, Traffic(per_use=(workers - 1) * (ROW + INDEX)))
 
 
 def test_one_ring_over_all_replicas_passes_workers_as_often_as_its_members() -> None:
@@ -50,11 +50,11 @@ def test_one_ring_over_all_replicas_passes_workers_as_often_as_its_members() -> 
 def test_a_server_is_sent_gradients_and_sends_values(is_whole: bool) -> None:
     plan = plan_of(PS(local_proxy_variable=is_whole), 3)
     assert plan.traffic("dense") == {link: Traffic(DENSE) for rank in (1, 2) for link in (Link(rank, 0), Link(0, rank))}
-    asked, answered = (0, Traffic(50 * ROW)) if is_whole else (INDEX, Traffic(0.0, ROW))
+    asked, answered = (0, Traffic(50 * ROW)) if is_whole else (INDEX, Traffic(per_row=ROW))
     assert plan.traffic("table") == {
         link: traffic
         for rank in (1, 2)
-        for link, traffic in ((Link(rank, 0), Traffic(0.0, ROW + INDEX + asked)), (Link(0, rank), answered))
+        for link, traffic in ((Link(rank, 0), Traffic(per_row=asked, per_use=ROW + INDEX)), (Link(0, rank), answered))
     }
 
 
@@ -66,9 +66,11 @@ def test_a_worker_alone_sends_nothing(builder: StrategyBuilder) -> None:
 def test_the_text_has_each_variable_node_and_link_and_what_is_given_up() -> None:
     text = str(plan_of(Parallax(), 2))
     assert re.search(r"^dense +100x30 +12.0 kB +dense +AllReduce\(AUTO\) +0 +1 +- +24.0 kB$", text, re.M)
-    assert re.search(r"^table +50x4 +1.6 kB +sparse +PS\(127.0.0.1:CPU:0\) +- +1 +- +80 bytes a row$", text, re.M)
-    assert re.search(r"^127.0.0.2 +12.0 kB \+ 48 bytes a row +12.0 kB \+ 32 bytes a row$", text, re.M)
-    assert re.search(r"^127.0.0.2 -> 127.0.0.1 +12.0 kB \+ 48 bytes a row$", text, re.M)
+    assert re.search(
+        r"^table +50x4 +1.6 kB +sparse +PS\(127.0.0.1:CPU:0\) +- +1 +- +40 bytes a row \+ 40 bytes a use$", text, re.M
+    )
+    assert re.search(r"^127.0.0.2 +12.0 kB \+ 8 bytes a row \+ 40 bytes a use +12.0 kB \+ 32 bytes a row$", text, re.M)
+    assert re.search(r"^127.0.0.2 -> 127.0.0.1 +12.0 kB \+ 8 bytes a row \+ 40 bytes a use$", text, re.M)
     assert "gives up nothing" in text
     assert "neither a sum nor a mean" in text
     assert "gives up, compared with one device" in str(plan_of(PS(sync=False), 2))

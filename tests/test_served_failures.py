@@ -197,8 +197,7 @@ def test_a_run_may_go_on_without_a_worker_that_serves_nothing(tmp_path: Path, lo
     assert re.search(r"worker 2 \(127.0.0.3\) ended .*killed by SIGKILL.*The others go on without it", output)
 
 
-LOST = """
-import keras
+STATEFUL = """
 momentum = tf.Variable(np.zeros(2), name="momentum")
 
 @autodist.function
@@ -207,29 +206,57 @@ def step():
         loss = tf.reduce_sum(weights)
     momentum.assign(0.9 * momentum + tape.gradient(loss, weights))
     weights.assign_sub(momentum)
-
-try:
-    with autodist:
-        for number in range(100):
-            if number == 3 and autodist.rank == 0:
-                raise ValueError("enough")
-            step()
-except Exception:
-    print(f"worker {autodist.rank} has {momentum.numpy()}")
-    momentum.assign([7.0, 7.0])
-    print(f"worker {autodist.rank} restored {momentum.numpy()}", flush=True)
-    raise
 """
 
 
-def test_values_on_a_server_that_failed_are_lost_with_a_warning(tmp_path: Path) -> None:
-    ended = run_script(tmp_path, LOST, BUILDER="PS()")
+def test_after_a_failure_a_look_warns_and_leaves_what_is_there(tmp_path: Path) -> None:
+    body = """
+    from autodist_py import WorkerFailedError
+    with autodist:
+        try:
+            for number in range(100):
+                if number == 3 and autodist.rank == 0:
+                    raise ValueError("enough")
+                step()
+        except WorkerFailedError:
+            print(f"worker {autodist.rank} has {momentum.numpy()}", flush=True)
+            raise
+    """
+    ended = run_script(tmp_path, STATEFUL + textwrap.dedent(body), BUILDER="PS()")
     output = ended.stdout + ended.stderr
-    assert "worker 0 has [2.71 2.71]" in output, output
+    assert ended.returncode == 1
+    assert "ValueError: enough" in output
     for rank in (1, 2):
-        assert f"worker {rank} has [nan nan]" in output
-        assert f"worker {rank} restored [7. 7.]" in output
-    assert output.count("before the values of 'momentum:0', which live on worker 0 as servers, were brought here") == 2
+        assert f"worker {rank} has [0. 0.]" in output
+    assert output.count("'momentum:0' has an old value, as the worker where it lives cannot be asked: worker 0") == 2
+
+
+def test_a_script_that_ends_waits_for_who_may_still_look(tmp_path: Path) -> None:
+    body = """
+    for _ in range(3):
+        step()
+    if autodist.rank == 2:
+        time.sleep(2)
+        print(f"worker 2 has {momentum.numpy()}")
+    """
+    ended = run_script(tmp_path, STATEFUL + textwrap.dedent(body), BUILDER="PS()")
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == 0, output
+    assert "worker 2 has [2.71 2.71]" in output
+
+
+def test_closing_brings_what_workers_that_step_by_themselves_have_made(tmp_path: Path) -> None:
+    body = """
+    with autodist:
+        for _ in range(5 + 10 * autodist.rank):
+            step()
+            time.sleep(0.01)
+    print(f"worker {autodist.rank} has {weights.numpy()[0]:.0f}")
+    """
+    ended = run_script(tmp_path, body)
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == 0, output
+    assert sorted(re.findall(r"worker (\d) has -48", output)) == ["0", "1", "2"], output
 
 
 def test_workers_that_step_by_themselves_may_end_one_after_the_other(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import autodist_py
+from tools.mutate import mutations
 
 ROOT = Path(__file__).resolve().parent.parent
 LINKED = ("kernel", "proto", "strategy_builders")
@@ -48,6 +49,12 @@ def test_the_folders_are_packages_of_autodist_py_through_relative_links():
         link = ROOT / "autodist_py" / name
         assert link.is_symlink()
         assert link.readlink() == Path("..") / name
+
+
+def test_every_deliberate_fault_can_still_be_made():
+    faults = list(mutations())
+    assert [fault.number for fault in faults] == list(range(1, len(faults) + 1))
+    assert [fault.title for fault in faults if (ROOT / fault.file).read_text().count(fault.old) != 1] == []
 
 
 def test_nothing_imports_the_folders_by_their_bare_names():

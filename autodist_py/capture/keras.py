@@ -213,14 +213,14 @@ class HookedModel:
         return [one if isinstance(one, tf.Variable) else one.value for one in self._model.variables]
 
     def _syncing(self) -> Any:
-        """What brings the model's variables up to date before the user's callbacks see them.
+        """What brings the variables up to date before the user's callbacks see them.
 
         Where workers step by themselves the chief's logs are everyone's, so that callbacks decide alike.
         """
 
         def sync(epoch: int, logs: Any) -> None:
             self._require_same_data()
-            self._workers.sync(self._variables)
+            self._workers.sync()
             if logs is not None and self._workers.are_apart():
                 own = json.dumps({name: float(value) for name, value in logs.items()})
                 logs.update(json.loads(self._workers.compare(own.encode())[0]))

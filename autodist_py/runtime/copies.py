@@ -35,9 +35,5 @@ def _copy(variable: tf.Variable, device: str) -> tf.Variable:
     with tf_adapter.eagerly(), tf.device(device):
         if variable.dtype == tf.string:
             return tf_adapter.uninitialized_variable("copy", variable.dtype, variable.shape, trainable=False)
-        return tf.Variable(unset(variable), trainable=False)
-
-
-def unset(variable: tf.Variable) -> tf.Tensor:
-    """A value of the variable's type and shape, of numbers that show where they are read too early, if any do."""
-    return tf.cast(tf.fill(variable.shape, float("nan") if variable.dtype.is_floating else 0), variable.dtype)
+        unset = float("nan") if variable.dtype.is_floating else 0  # What would be read too early must show.
+        return tf.Variable(tf.cast(tf.fill(variable.shape, unset), variable.dtype), trainable=False)

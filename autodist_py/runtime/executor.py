@@ -63,8 +63,8 @@ class Executor:
     ) -> Callable[[Sequence[tf.Tensor]], list[Any]]:
         inputs = [(_spelt(feed.name), tf.TensorSpec(feed.shape, feed.dtype)) for feed in feeds]
         given = {op_of(name) for name in (*self._given, *(name for name, _ in inputs))}
-        unread = {node.name for node in view.of_type({VARIABLE_OP}) if not view.dataflow_consumers([node.name])}
-        graph = view.without(given | unread).graph_def()
+        handles = {node.name for node in view.of_type({VARIABLE_OP})}  # One that is not given is not used.
+        graph = view.without(given | handles).graph_def()
         _own_functions(graph, suffix=uuid.uuid4().hex[:12])
         if self._namespace:
             _share_iterators(graph, self._namespace)

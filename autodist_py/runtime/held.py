@@ -1,13 +1,13 @@
 """The variables that a worker holds as a server, as the other workers may see them."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import tensorflow as tf
 
-from autodist_py.runtime.watched import peek, watch
+from autodist_py.runtime.kept import Kept
+from autodist_py.runtime.watched import peek, unwatch, watch
 
 
 class Held:
@@ -21,14 +21,23 @@ class Held:
         """None is held yet."""
         self._variables: dict[int, tf.Variable] = {}
         """Until the end: other workers may ask when this one's script has let go of them."""
+        self._numbers: Kept[int] = Kept()
         self._left: dict[int, tf.Tensor] = {}
-        """What the last update left in those that eager code of this worker has used since; it shares their memory."""
+        """What the last update left in those that this worker's script may have written since."""
         self._lock = threading.RLock()
 
     def add(self, number: int, variable: tf.Variable) -> None:
         """From now on the variable, known by that number to all workers, lives here."""
         self._variables[number] = variable
-        watch(variable, partial(self._keep, number))
+        self._numbers[variable] = number
+        watch(variable, self, lambda looked_at: self.keep([looked_at]))
+
+    def keep(self, variables: Iterable[tf.Variable]) -> None:
+        """This worker's script is about to use these, perhaps to write them; others still see what was left."""
+        with self._lock:
+            for variable in variables:
+                if variable in self._numbers and self._numbers[variable] not in self._left:
+                    self._left[self._numbers[variable]] = peek(variable)  # It shares memory until one is written.
 
     @contextmanager
     def steady(self) -> Iterator[None]:
@@ -50,11 +59,8 @@ class Held:
 
     def clear(self) -> None:
         """Nothing is held any more."""
+        for variable in self._variables.values():
+            unwatch(variable, self)
         self._variables.clear()
+        self._numbers.clear()
         self._left.clear()
-
-    def _keep(self, number: int, variable: tf.Variable) -> None:
-        """Eager code of this worker is about to read or write the variable."""
-        with self._lock:
-            if number not in self._left:
-                self._left[number] = peek(variable)

@@ -9,8 +9,10 @@ import tensorflow as tf
 
 from autodist_py import tf_adapter
 from autodist_py.kernel.serving.queues import named_queue
+from autodist_py.proto.errors import ClusterError
 from autodist_py.runtime.cluster import Cluster
 from autodist_py.runtime.held import Held
+from autodist_py.runtime.process import one_line
 from autodist_py.runtime.queues import HOST, Queue, session_between
 from autodist_py.runtime.tf_adapter import task_device
 from autodist_py.runtime.watched import fill
@@ -36,20 +38,18 @@ class _Piece(NamedTuple):
 def _messages(wanted: Mapping[int, tf.Variable]) -> Iterator[list[_Piece]]:
     """What to ask for: all elements of each variable, one after the other."""
     pieces: list[_Piece] = []
-    room = _MESSAGE_BYTES
+    nbytes = 0
     for number, variable in wanted.items():
         size, item_bytes = variable.shape.num_elements(), max(1, variable.dtype.size)
-        first = 0
-        while first < size or not size:
-            last = min(size, first + max(1, room // item_bytes))
-            pieces.append(_Piece(number, first, last))
-            room -= (last - first) * item_bytes
-            if room <= 0:
+        most = max(1, _MESSAGE_BYTES // item_bytes)
+        for first in range(0, max(1, size), most):
+            piece = _Piece(number, first, min(size, first + most))
+            more = (piece.last - piece.first) * item_bytes
+            if pieces and nbytes + more > _MESSAGE_BYTES:
                 yield pieces
-                pieces, room = [], _MESSAGE_BYTES
-            if last == size:
-                break
-            first = last
+                pieces, nbytes = [], 0
+            pieces.append(piece)
+            nbytes += more
     if pieces:
         yield pieces
 
@@ -66,6 +66,7 @@ class ServedValues:
             held: the variables that live here.
         """
         self._cluster, self._name, self._held = cluster, name, held
+        self._closed = threading.Event()
         self._sessions: dict[int, Callable[[list[int]], list[bytes]]] = {}
         self._open_sessions: list[tf.compat.v1.Session] = []
         with tf_adapter.eagerly(), tf.device(HOST):
@@ -80,6 +81,18 @@ class ServedValues:
         """Give the variables, by number, the values that they have on the worker of rank `server`."""
         if server == self._cluster.rank or not wanted:
             return
+        try:
+            self._pull(wanted, server)
+        except (tf.errors.OpError, RuntimeError) as error:  # A closed session's is a RuntimeError.
+            names = ", ".join(f"'{variable.name}'" for variable in wanted.values())
+            raise self._cluster.failure() or ClusterError(
+                f"worker {server} cannot be asked for the values of {names}, which live there: {one_line(error)}. Look "
+                "at them before its script, or its AutoDist, ends"
+            ) from error
+
+    def _pull(self, wanted: Mapping[int, tf.Variable], server: int) -> None:
+        if self._closed.is_set():
+            raise RuntimeError("this worker's AutoDist is closed")
         ask = self._sessions.get(server) or self._sessions.setdefault(server, self._asking(server))
         parts: list[tf.Tensor] = []
         for pieces in _messages(wanted):
@@ -94,6 +107,7 @@ class ServedValues:
 
     def close(self) -> None:
         """Answer no more."""
+        self._closed.set()
         self._forget()
         atexit.unregister(self.close)
         with tf_adapter.eagerly(), tf.device(HOST):
@@ -114,8 +128,10 @@ class ServedValues:
                     with self._held.steady():
                         values = [tf.io.serialize_tensor(self._elements(piece)) for piece in pieces]
                     self._given[worker].put([tf.stack(values)])
-                except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
-                    return  # It was closed.
+                except Exception as error:
+                    if not self._closed.is_set():  # Who asked waits for ever, if the run goes on.
+                        self._cluster.abort(one_line(error))
+                    return
 
     def _elements(self, piece: "_Piece") -> tf.Tensor:
         return tf.reshape(self._held.value(piece.number), [-1])[piece.first : piece.last]

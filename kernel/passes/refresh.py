@@ -51,16 +51,18 @@ class Refresh:
 
 def without_idle_copies(program: Program, graph: GraphView) -> GraphView:
     """`graph`, where no copy is assigned that nothing else on its replica uses any more."""
+    further = range(1, program.num_local_replicas)
+    variables = program.analysis.writes
+    users = graph.users({on_replica(position, variable) for variable in variables for position in further})
     idle: set[str] = set()
-    for variable in program.analysis.writes:
-        copies = {
-            _assign(variable, position): on_replica(position, variable)
-            for position in range(1, program.num_local_replicas)
+    for variable in variables:
+        unused = {
+            _assign(variable, position)
+            for position in further
+            if users[on_replica(position, variable)] == [_assign(variable, position)]
         }
-        users = graph.users(copies.values())
-        unused = {assign for assign, handle in copies.items() if users[handle] == [assign]}
         idle |= unused
-        if unused == copies.keys():
+        if len(unused) == len(further):
             idle.add(_read(variable))
     return graph.without(idle)
 

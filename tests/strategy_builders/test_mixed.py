@@ -105,7 +105,9 @@ def test_a_builder_balances_its_own_variables_only():
 
 def test_builders_by_pattern_can_be_written_as_text():
     builder = resolve_builder("PerVariable(builders={'v0': 'PS(staleness=0)'}, default='AllReduce(chunk_size=2)')")
-    assert builder == PerVariable({"v0": "PS(staleness=0)"}, default="AllReduce(chunk_size=2)")
+    same = PerVariable({"v0": "PS(staleness=0)"}, default="AllReduce(chunk_size=2)")
+    assert builder == same
+    assert hash(builder) == hash(same)
     dense = build_strategy(builder, item_of([8, 8]), local_resource_spec(2)).node("v1")
     assert isinstance(dense.synchronizer, AllReduceSynchronizer)
 

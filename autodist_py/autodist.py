@@ -69,8 +69,8 @@ class AutoDist:
         fetch_reduction: how a float that differs between replicas is returned, "mean" (over examples) or "sum".
         sum_duplicates: sum duplicate rows of a sparse gradient before the update sees them. That is another
             algorithm for optimizers that square each row by itself (Keras's Adam family).
-        strict: refuse what a strategy asks for and the code does not allow, instead of warning and doing the next best.
-            AllReduce asks for nothing of the kind.
+        strict: refuse to train a variable whole that the strategy cuts into shards, where its update cannot be cut;
+            else warn of it.
         seed: the seed of random numbers; None: one that the chief chooses, unless the user sets one.
 
     Raises:
@@ -109,7 +109,6 @@ class AutoDist:
         if settings.plan_dir:
             builder = Planner(builder, self.resources, settings.plan_dir)
             self.resources = local_resource_spec(1)
-        self.strict = strict
         self._capture_options = CaptureOptions(loss_reduction, batch, shows_ops=settings.recorded_run == "ops")
         seed = settings.seed if seed is None else seed
         self._cluster = join_cluster(self.resources, settings)
@@ -121,10 +120,10 @@ class AutoDist:
         self._is_plain = settings.recorded_run == "plain"
         self._seed = self._cluster.seed if seed is None and self._cluster.num_workers > 1 else seed
         self._name = f"autodist-{next(self._numbers)}"
-        given |= {"sum_duplicates": str(sum_duplicates), "seed": str(seed)}
+        given |= {"sum_duplicates": str(sum_duplicates), "strict": str(strict), "seed": str(seed)}
         require_same_arguments(self._cluster.compare(f"{self._name}/arguments", json.dumps(given).encode()))
         share_seed(self._cluster, seed, key=f"{self._name}/seed")
-        options = Options(batch=batch, fetch_reduction=fetch_reduction, sum_duplicates=sum_duplicates)
+        options = Options(batch=batch, fetch_reduction=fetch_reduction, sum_duplicates=sum_duplicates, strict=strict)
         observers = [Dump(settings.dump_dir, self._name)] if settings.dump_dir else []
         self._compiler = Compiler(
             self._name, self._cluster, self.resources, builder, options, observers, settings.checked_steps

@@ -114,8 +114,10 @@ class Compiler:
         fed = [source.name for source in item.inputs if source.kind == "feed"]
         checked_steps = self._checked_steps if program.pace.is_together else 0
         check = InputCheck(self.cluster, self._key("inputs"), fed, steps=checked_steps)
-        self.served.hold(program, variables)
-        executor = self._executor(program, variables, state, name, namespace)
+        for variable, reason in program.left_whole.items() if self.cluster.is_chief else ():
+            _log.warning("%s: '%s' is trained whole: %s", name, variable, reason)
+        shards = self.served.hold(program, strategy, variables)
+        executor = self._executor(program, {**variables, **shards}, state, name, namespace)
         messages = self.served.serve(program, executor.server_function)
         step = StepProgram(executor, self.cluster, check, self.served.copies(program, variables), messages)
         if messages is not None and program.pace.is_together:
@@ -189,6 +191,7 @@ class Compiler:
             self.served.pause()
             self._require_same_writes(new)
             self.served.pull(new.values())
+            self.served.keep(new.values())
             broadcast(new, self.cluster)
 
     def _require_same_writes(self, new: Mapping[str, tf.Variable]) -> None:

@@ -12,26 +12,40 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from autodist_py.kernel.pipeline import CompiledProgram
-from autodist_py.kernel.program import ServerFunction
+from autodist_py.kernel.program import ServerFunction, Shards
 from autodist_py.proto.errors import AutoDistError, StrategyError, WorkerFailedError
 from autodist_py.proto.strategy import Node, PSSynchronizer, Strategy
 from autodist_py.runtime.aggregation import FirstToArrive
 from autodist_py.runtime.cluster import Cluster
 from autodist_py.runtime.coordinator import LEAVING
+from autodist_py.runtime.cut import CutVariable
 from autodist_py.runtime.held import Held
 from autodist_py.runtime.kept import Kept
 from autodist_py.runtime.parameter_server import Messages, Run
 from autodist_py.runtime.served_values import ServedValues
-from autodist_py.runtime.watched import unwatch, watch
+from autodist_py.runtime.watched import fill, unwatch, watch
 
 _log = logging.getLogger(__name__)
 
 
 class _Home(NamedTuple):
-    """Where a variable lives: its number, the same on every worker, and the server's rank."""
+    """Where a variable, or a shard of one, lives: its number, the same on every worker, and the server's rank."""
 
     number: int
     rank: int
+
+
+class _Cut(NamedTuple):
+    """A variable that is cut: its shards on this worker, and where each lives; None: on every worker."""
+
+    variable: CutVariable
+    homes: tuple[_Home | None, ...]
+
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """What all programs have alike."""
+        shards = self.variable.shards
+        return shards.axis, shards.sizes, tuple(home and home.rank for home in self.homes)
 
 
 class Served:
@@ -47,6 +61,9 @@ class Served:
         """
         self._cluster, self._key, self._devices = cluster, key, tuple(server_devices)
         self._homes: Kept[_Home] = Kept()
+        self._cuts: Kept[_Cut] = Kept()
+        self._nodes: Kept[Node] = Kept()
+        """How the trained ones among the variables that are cut are trained."""
         self._count = 0
         self._held = Held()
         self._old: set[int] = set()
@@ -76,10 +93,12 @@ class Served:
     # -- Programs -----------------------------------------------------------------------------------------------------
 
     def at_home(self, strategy: Strategy, variables: Mapping[str, tf.Variable]) -> Strategy:
-        """`strategy`, where variables that live on a server already stay there."""
+        """`strategy`, where variables that live on a server already stay there, and those that are cut stay so."""
         homes = {name: self._homes[each].rank for name, each in variables.items() if each in self._homes}
 
         def at_home(node: Node) -> Node:
+            if variables[node.var_name] in self._nodes:
+                return replace(self._nodes[variables[node.var_name]], var_name=node.var_name)
             if node.var_name not in homes or not isinstance(node.synchronizer, PSSynchronizer):
                 return node
             device = self._devices[homes[node.var_name]]
@@ -87,11 +106,21 @@ class Served:
 
         return replace(strategy, node_config=tuple(map(at_home, strategy.node_config)))
 
-    def hold(self, program: CompiledProgram, variables: Mapping[str, tf.Variable]) -> None:
-        """From now on `program.held` live on servers.
+    def hold(
+        self, program: CompiledProgram, strategy: Strategy, variables: Mapping[str, tf.Variable]
+    ) -> dict[str, tf.Variable]:
+        """From now on `program.held` live on servers, and the shards of `program.shards` are variables of ours.
+
+        Args:
+            program: what all workers run.
+            strategy: how its variables are trained.
+            variables: the user's, by their names in the program.
+
+        Returns:
+            The shards that this worker has, by their names.
 
         Raises:
-            StrategyError: one of them lives on another server already.
+            StrategyError: one of them lives on another server already, or is cut in another way.
         """
         if not program.pace.is_together:
             self._cluster.step_apart(set(range(self._cluster.num_workers)) - set(program.held.values()))
@@ -100,16 +129,56 @@ class Served:
         if program.held and self._values is None:
             name = f"{self._cluster.run_id}/{self._key('values')}"
             self._values = ServedValues(self._cluster, name, self._held)
+        shards = {name for one in program.shards for name in one.names}
         for name, rank in program.held.items():
-            if variables[name] in self._homes:
-                self._require_home(name, self._homes[variables[name]].rank, rank)
+            if name not in shards:
+                self._hold_whole(name, variables[name], rank)
+        for node in strategy.node_config:
+            if any(one.variable == node.var_name for one in program.shards):
+                self._nodes[variables[node.var_name]] = node
+        own: dict[str, tf.Variable] = {}
+        for one in program.shards:
+            own |= self._hold_shards(program, one, variables[one.variable])
+        return own
+
+    def _hold_whole(self, name: str, variable: tf.Variable, rank: int) -> None:
+        if variable in self._homes:
+            self._require_home(name, self._homes[variable].rank, rank)
+            return
+        if variable in self._cuts:
+            raise _other_layout(name)
+        home = self._homes[variable] = self._new_home(rank)
+        if rank == self._cluster.rank:
+            self._held.add(home.number, variable)
+            watch(variable, self, lambda looked_at: self._held.keep([looked_at]))
+        else:
+            watch(variable, self, self._look)
+
+    def _hold_shards(self, program: CompiledProgram, shards: Shards, variable: tf.Variable) -> dict[str, tf.Variable]:
+        """The shards of the variable that this worker has."""
+        ranks = [program.held.get(name) for name in shards.names]
+        if variable not in self._cuts and variable not in self._homes:
+            homes = tuple(None if rank is None else self._new_home(rank) for rank in ranks)
+            self._cuts[variable] = _Cut(CutVariable(variable, shards), homes)
+            watch(variable, self, self._look)
+        if variable not in self._cuts or self._cuts[variable].layout != (shards.axis, shards.sizes, tuple(ranks)):
+            raise _other_layout(shards.variable)
+        cut, homes = self._cuts[variable]
+        bound = {each.variable for each in program.variables}
+        device = program.place.local_replicas[0].device
+        own = {}
+        for position, (name, home) in enumerate(zip(shards.names, homes, strict=True)):
+            if name not in bound:
                 continue
-            self._count += 1
-            self._homes[variables[name]] = _Home(self._count, rank)
-            if rank == self._cluster.rank:
-                self._held.add(self._count, variables[name])
-            else:
-                watch(variables[name], self, self._look)
+            is_new = position not in cut.own
+            own[name] = cut.have(variable, position, device)
+            if home is not None and is_new:
+                self._held.add(home.number, own[name])
+        return own
+
+    def _new_home(self, rank: int) -> _Home:
+        self._count += 1
+        return _Home(self._count, rank)
 
     def serve(self, program: CompiledProgram, function: Callable[[ServerFunction], Run]) -> Messages | None:
         """Begin to exchange the program's messages; None where it has none.
@@ -131,15 +200,22 @@ class Served:
         return messages
 
     def copies(self, program: CompiledProgram, variables: Mapping[str, tf.Variable]) -> "ServedCopies":
-        """What a step of the program asks of this worker's copies, and does to them."""
-        elsewhere = {name for name, rank in program.held.items() if rank != self._cluster.rank}
+        """What a step of the program asks of this worker's copies of the user's variables, and does to them."""
+        elsewhere = {name for name, rank in program.held.items() if rank != self._cluster.rank and name in variables}
+        elsewhere |= {shards.variable for shards in program.shards}
         # Workers that step by themselves change what others were just brought.
-        brought = program.refreshed if program.pace.is_together else frozenset()
+        brought: set[str] = set()
+        if program.pace.is_together:
+            brought = {name for name in program.refreshed if name in variables}
+            brought |= {shards.variable for shards in program.shards if shards.is_whole}
+        served = program.held.keys() | elsewhere
+        written = {variable.name for variable in program.item.variables if variable.update_ops} - served
         return ServedCopies(
             self,
-            [each for name, each in variables.items() if name not in program.held or name in brought],
-            frozenset(id(variables[name]) for name in elsewhere - brought),
-            frozenset(id(variables[name]) for name in brought),
+            read=[each for name, each in variables.items() if name not in served or name in brought],
+            written=[each for name, each in variables.items() if name in written],
+            behind=frozenset(id(variables[name]) for name in elsewhere - brought),
+            refreshed=frozenset(id(variables[name]) for name in brought),
             together=program.pace.is_together,
         )
 
@@ -158,46 +234,81 @@ class Served:
 
         No other worker need call it; this one is between two steps.
         """
-        if self._values is None or not self._old:
+        if not self._old:
             return
         with self._pulling:
             among = self._old.intersection(map(id, variables))
-            wanted: dict[int, dict[int, tf.Variable]] = {}
-            for variable, home in self._homes.items() if among else ():
-                if id(variable) in among:
-                    wanted.setdefault(home.rank, {})[home.number] = variable
-            for rank, named in wanted.items():
-                self._values.pull(named, rank)
+            wanted: dict[int, dict[int, tf.TensorSpec]] = {}
+            whole = [(one, home) for one, home in self._homes.items() if id(one) in among]
+            for variable, home in whole:
+                spec = tf.TensorSpec(variable.shape, variable.dtype.base_dtype, variable.name)
+                wanted.setdefault(home.rank, {})[home.number] = spec
+            cuts = [(one, cut) for one, cut in self._cuts.items() if id(one) in among]
+            for variable, cut in cuts:
+                for spec, one in zip(cut.variable.specs(variable), cut.homes, strict=True):
+                    if one is not None and one.rank != self._cluster.rank:
+                        wanted.setdefault(one.rank, {})[one.number] = spec
+            values: dict[int, tf.Tensor] = {}
+            for rank, specs in wanted.items():
+                if self._values is not None:
+                    values |= self._values.ask(specs, rank)
+            for variable, home in whole:
+                fill(variable, values[home.number])
+            for variable, cut in cuts:
+                numbers = {position: one.number for position, one in enumerate(cut.homes) if one is not None}
+                brought = {position: values[number] for position, number in numbers.items() if number in values}
+                with self._held.steady():
+                    cut.variable.join(variable, brought)
             self._old -= among
 
     def _look(self, variable: tf.Variable) -> None:
-        """Eager code is about to read or write a variable that lives elsewhere."""
-        if id(variable) not in self._old:
-            return
-        try:
-            self.pull([variable])
-        except WorkerFailedError as error:  # A last checkpoint may still be written, of what is here.
-            what = "'%s' has an old value, as the worker where it lives cannot be asked: %s"
-            _log.warning(what, variable.name, error)
-            self._old.discard(id(variable))  # It is the newest that there is.
+        """Eager code is about to read or write a variable that lives elsewhere, or is cut."""
+        if id(variable) in self._old:
+            try:
+                self.pull([variable])
+            except WorkerFailedError as error:  # A last checkpoint may still be written, of what is here.
+                what = "'%s' has an old value, as the worker where it lives cannot be asked: %s"
+                _log.warning(what, variable.name, error)
+                self._old.discard(id(variable))  # It is the newest that there is.
+        if variable in self._cuts:
+            self._cuts[variable].variable.looked_at(variable)
 
     def keep(self, variables: Iterable[tf.Variable]) -> None:
         """This worker's script is about to write these variables: others still see those that live here as they are."""
-        self._held.keep(variables)
+        for variable in variables:
+            self._held.keep([variable])
+            if variable in self._cuts:
+                self._look(variable)
+
+    def take_over(self) -> None:
+        """Before a step: the shards that live here take what this worker's script has written to their variables."""
+        for variable, cut in self._cuts.items():
+            for shard, value in cut.variable.written(variable):
+                self._held.keep([shard])
+                with self._held.steady():
+                    fill(shard, value)
 
     def sync(self) -> None:
         """Give this worker's variables the values that they have on servers; every worker calls it.
 
         None goes on, and writes to them, before all have them.
         """
-        if self._values is not None:
-            self.pause()
-            self._cluster.barrier(self._key("reached"))
+        if self._values is None:
             self._pull_all()
-            self._cluster.barrier(self._key("synchronized"))
+            return
+        self.pause()
+        self._cluster.barrier(self._key("reached"))
+        self._pull_all()
+        self._cluster.barrier(self._key("synchronized"))
 
     def _pull_all(self) -> None:
-        self.pull(variable for variable, _ in self._homes.items())
+        self.pull([variable for known in (self._homes, self._cuts) for variable, _ in known.items()])
+
+    def note_written(self, variables: Iterable[tf.Variable]) -> None:
+        """A step is about to write these: the shards of those that are cut take it over before the next one."""
+        for variable in variables:
+            if variable in self._cuts:
+                self._look(variable)
 
     def stepped(self, old: frozenset[int], current: frozenset[int]) -> None:
         """After a step these variables, by identity, are older than those of the servers, and those are not."""
@@ -218,10 +329,12 @@ class Served:
 
     def leave(self) -> None:
         """Bring what lives elsewhere here when all workers have taken their last steps."""
-        if self._values is not None:
-            self._wait_for_all()
+        if self._values is None:
             self._pull_all()
-            self._wait_for_all()
+            return
+        self._wait_for_all()
+        self._pull_all()
+        self._wait_for_all()
 
     def _wait_for_all(self) -> None:
         self.pause()
@@ -236,11 +349,13 @@ class Served:
             atexit.unregister(self._leave_at_exit)
             self._values.close()
             self._values = None
-        for variable, _ in self._homes.items():
+        for variable, _ in (*self._homes.items(), *self._cuts.items()):
             unwatch(variable, self)
         self._held.clear()
         self._old.clear()
         self._homes.clear()
+        self._cuts.clear()
+        self._nodes.clear()
 
     def _leave_at_exit(self) -> None:
         with suppress(AutoDistError):  # The run has failed: its cause is shown.
@@ -254,14 +369,16 @@ class ServedCopies:
     def __init__(
         self,
         served: Served,
+        *,
         read: Sequence[tf.Variable],
+        written: Sequence[tf.Variable],
         behind: frozenset[int],
         refreshed: frozenset[int],
-        *,
         together: bool,
     ):
-        """The program reads `read`; its steps leave `behind` behind, and bring `refreshed`, by identity."""
-        self._served, self._read, self._behind, self._refreshed = served, list(read), behind, refreshed
+        """The program reads `read`, and writes `written` itself; its steps leave `behind`, and bring `refreshed`."""
+        self._served, self._read, self._written = served, list(read), list(written)
+        self._behind, self._refreshed = behind, refreshed
         self._together = together
 
     def before_step(self) -> None:
@@ -269,6 +386,8 @@ class ServedCopies:
         if self._together and self._served.are_apart:
             self._served.pause()
         self._served.pull(self._read)
+        self._served.take_over()
+        self._served.note_written(self._written)
 
     def after_step(self) -> None:
         """Note what the step has changed elsewhere."""
@@ -277,3 +396,10 @@ class ServedCopies:
     def after_failed_step(self) -> None:
         """Note what the step may have changed elsewhere, and has not brought."""
         self._served.stepped(self._behind | self._refreshed, frozenset())
+
+
+def _other_layout(name: str) -> StrategyError:
+    return StrategyError(
+        f"variable '{name}' is cut into other shards, or is whole, in another program of this AutoDist. Give it the "
+        "same shards in both, or leave it whole, as PerVariable does"
+    )

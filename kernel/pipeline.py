@@ -12,6 +12,7 @@ from autodist_py.kernel.names import on_replica
 from autodist_py.kernel.passes.combine import Combine
 from autodist_py.kernel.passes.fetch import Fetch
 from autodist_py.kernel.passes.order import Order
+from autodist_py.kernel.passes.partition import Partition
 from autodist_py.kernel.passes.place import PlaceOps
 from autodist_py.kernel.passes.read_data import ReadData
 from autodist_py.kernel.passes.refresh import Refresh
@@ -19,12 +20,13 @@ from autodist_py.kernel.passes.replicate import Replicate
 from autodist_py.kernel.passes.serve import Serve
 from autodist_py.kernel.passes.split_batch import SplitBatch
 from autodist_py.kernel.passes.synchronize import Synchronize
-from autodist_py.kernel.program import Channel, Launch, Options, Program, ServerProgram
+from autodist_py.kernel.program import Channel, Launch, Options, Program, ServerProgram, Shards
 from autodist_py.kernel.rewrite import Observer, Pass, run_passes
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.strategy import Pace, Strategy
 
 PASSES: tuple[Pass, ...] = (
+    Partition(),
     Replicate(),
     Refresh(),
     ReadData(),
@@ -58,7 +60,9 @@ class CompiledProgram:
         graph: the rewritten graph.
         fetches: for each of the item's outputs, the tensor to fetch.
         run_ops: ops to run beside.
-        variables: the graph's variable handles; on further replicas those that are read or written there.
+        variables: the graph's variable handles; of shards, and on further replicas, those that are used.
+        shards: the variables that are cut, whose shards are among `variables`.
+        left_whole: those that were to be cut and cannot be, with the reasons.
         channels: how it exchanges messages with servers.
         servers: what this worker runs as a server, in order.
         held: for each variable that lives on a server of several workers, the server's rank.
@@ -74,6 +78,8 @@ class CompiledProgram:
     fetches: tuple[str, ...]
     run_ops: tuple[str, ...]
     variables: tuple[BoundVariable, ...]
+    shards: tuple[Shards, ...]
+    left_whole: Mapping[str, str]
     channels: tuple[Channel, ...]
     servers: tuple[ServerProgram, ...]
     held: Mapping[str, int]
@@ -131,9 +137,6 @@ def compile(
         if not first.is_single:
             require_replicated_writes(item, first.analysis)
         program = run_passes(first, PASSES, observers)
-    handles = [node.name for node in first.analysis.captured.of_type({VARIABLE_OP})]
-    further = {on_replica(replica, handle) for replica in range(1, program.num_local_replicas) for handle in handles}
-    users = program.graph.users(further) if further else {}
     return CompiledProgram(
         item=item,
         place=paced,
@@ -141,12 +144,9 @@ def compile(
         graph=program.graph,
         fetches=program.fetches,
         run_ops=program.run_ops,
-        variables=tuple(
-            BoundVariable(on_replica(replica, handle), handle, replica)
-            for replica in range(program.num_local_replicas)
-            for handle in handles
-            if replica == 0 or users[on_replica(replica, handle)]
-        ),
+        variables=tuple(_bound(program)),
+        shards=program.shards,
+        left_whole=program.left_whole,
         channels=program.channels,
         servers=program.servers,
         held=program.held,
@@ -154,3 +154,22 @@ def compile(
         launches=program.launches,
         next_instance_key=program.next_instance_key,
     )
+
+
+def _bound(program: Program) -> Iterator[BoundVariable]:
+    handles = [node.name for node in program.analysis.captured.of_type({VARIABLE_OP})]
+    shards = {name for one in program.shards for name in one.names}
+    asked = {on_replica(0, name) for name in shards}
+    asked |= {on_replica(replica, handle) for replica in range(1, program.num_local_replicas) for handle in handles}
+    served = {
+        node.name
+        for one in program.servers
+        for part in (one.update, one.answer)
+        for node in part.graph.of_type({VARIABLE_OP})
+    }
+    users = program.graph.users(asked) if asked else {}
+    for replica in range(program.num_local_replicas):
+        for handle in handles:
+            op = on_replica(replica, handle)
+            if op not in asked or users[op] or op in served:
+                yield BoundVariable(op, handle, replica)

@@ -8,7 +8,7 @@ from autodist_py.kernel.analysis import Analysis
 from autodist_py.kernel.device import Place
 from autodist_py.kernel.fragment import TensorSpec
 from autodist_py.kernel.graph_view import GraphView
-from autodist_py.kernel.names import on_replica, op_of
+from autodist_py.kernel.names import on_replica, op_of, shard_name
 from autodist_py.kernel.parcel import Parcel
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.strategy import Strategy
@@ -30,6 +30,7 @@ class Options:
         batch: "global": every worker is given the whole batch; "local": each its own part.
         fetch_reduction: how a scalar or fixed-shape float that differs between replicas is fetched, "mean" or "sum".
         sum_duplicates: sum duplicate rows of sparse gradients before the update sees them.
+        strict: refuse to train a variable whole that the strategy cuts.
         first_instance_key: the key of the program's first collective, the same on every worker; others follow.
         channel: what the names of the program's queues begin with: the same on every worker, and of no other program.
     """
@@ -37,6 +38,7 @@ class Options:
     batch: str = "global"
     fetch_reduction: str = "mean"
     sum_duplicates: bool = False
+    strict: bool = True
     first_instance_key: int = 1
     channel: str = "channel"
 
@@ -150,6 +152,28 @@ class ServerProgram:
 
 
 @dataclass(frozen=True, slots=True)
+class Shards:
+    """A variable that is cut, each of whose shards is a variable by itself.
+
+    Attributes:
+        variable: its name.
+        axis: along which it is cut.
+        sizes: the shards' sizes along it.
+        is_whole: whether the program reads the variable itself, too, and gives it its new value each step.
+    """
+
+    variable: str
+    axis: int
+    sizes: tuple[int, ...]
+    is_whole: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The shards'."""
+        return tuple(shard_name(self.variable, index) for index in range(len(self.sizes)))
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """A graph between two passes.
 
@@ -162,6 +186,8 @@ class Program:
         graph: the graph as rewritten so far; passes make a new one, they never edit it.
         fetches: for each of the item's outputs, the tensor that now stands for it.
         run_ops: ops to run each step beside the fetches.
+        shards: the variables that are cut.
+        left_whole: those that were to be cut and cannot be, with the reasons.
         shared: ops of the captured graph that stand once per worker, not once per replica.
         batch: how examples are spread over replicas; None while, or where, nothing is split.
         channels: how it exchanges messages with servers.
@@ -181,6 +207,8 @@ class Program:
     graph: GraphView
     fetches: tuple[str, ...]
     run_ops: tuple[str, ...]
+    shards: tuple[Shards, ...] = ()
+    left_whole: Mapping[str, str] = field(default_factory=dict)
     shared: frozenset[str] = frozenset()
     batch: Batch | None = None
     channels: tuple[Channel, ...] = ()

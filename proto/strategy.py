@@ -98,13 +98,16 @@ class PSSynchronizer:
 class Node:
     """How one variable is trained: whole, by a synchronizer, or in shards, by one node per shard.
 
-    A partitioner gives the number of shards per axis, such as `1,2,1`; one axis at most has more than one.
+    A partitioner gives the number of shards per axis, such as `1,2,1`; one axis at most has more than one. `part_sizes`
+    are their sizes along it; left out, they are as even as can be, the first ones larger. A node that has shards and a
+    synchronizer of its own is trained whole, by that, where its update cannot be cut.
     """
 
     var_name: str
     synchronizer: PSSynchronizer | AllReduceSynchronizer | None
     partitioner: str = ""
     part_config: tuple["Node", ...] = ()
+    part_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.var_name:
@@ -123,6 +126,29 @@ class Node:
                 f"variable {self.var_name!r} needs one part_config per shard; got {len(self.part_config)} "
                 f"for partitioner {self.partitioner!r}"
             )
+        if self.part_sizes and (len(self.part_sizes) != self.num_shards or min(self.part_sizes) < 1):
+            raise StrategyError(
+                f"variable {self.var_name!r} needs a size of at least 1 for each shard, or none at all; got "
+                f"{self.part_sizes} for partitioner {self.partitioner!r}"
+            )
+
+    @property
+    def axis(self) -> int:
+        """The axis that is cut; the first, where none is."""
+        return next((axis for axis, shards in enumerate(self._shards_per_axis) if shards > 1), 0)
+
+    def sizes(self, length: int) -> tuple[int, ...]:
+        """The shards' sizes along an axis that is so long."""
+        even, more = divmod(length, self.num_shards)
+        return self.part_sizes or tuple(even + (index < more) for index in range(self.num_shards))
+
+    @property
+    def shards(self) -> tuple["Node", ...]:
+        """How each shard is trained, named after the variable: `w/part_0` and so on; none where it is whole."""
+        if self.num_shards == 1:
+            return ()
+        parts = self.part_config or (self,) * self.num_shards
+        return tuple(Node(f"{self.var_name}/part_{i}", part.synchronizer) for i, part in enumerate(parts))
 
     @property
     def num_shards(self) -> int:
@@ -269,6 +295,7 @@ def _node_to_proto(node: Node) -> pb.Strategy.Node:
         var_name=node.var_name,
         partitioner=node.partitioner,
         part_config=[_node_to_proto(part) for part in node.part_config],
+        part_sizes=node.part_sizes,
     )
     if isinstance(node.synchronizer, PSSynchronizer):
         message.PSSynchronizer.CopyFrom(_ps_to_proto(node.synchronizer))
@@ -288,6 +315,7 @@ def _node_from_proto(message: pb.Strategy.Node) -> Node:
         synchronizer=synchronizer,
         partitioner=message.partitioner,
         part_config=tuple(_node_from_proto(part) for part in message.part_config),
+        part_sizes=tuple(message.part_sizes),
     )
 
 

@@ -10,18 +10,20 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class Strategy(_message.Message):
     __slots__ = ("id", "path", "node_config", "graph_config")
     class Node(_message.Message):
-        __slots__ = ("var_name", "PSSynchronizer", "AllReduceSynchronizer", "partitioner", "part_config")
+        __slots__ = ("var_name", "PSSynchronizer", "AllReduceSynchronizer", "partitioner", "part_config", "part_sizes")
         VAR_NAME_FIELD_NUMBER: _ClassVar[int]
         PSSYNCHRONIZER_FIELD_NUMBER: _ClassVar[int]
         ALLREDUCESYNCHRONIZER_FIELD_NUMBER: _ClassVar[int]
         PARTITIONER_FIELD_NUMBER: _ClassVar[int]
         PART_CONFIG_FIELD_NUMBER: _ClassVar[int]
+        PART_SIZES_FIELD_NUMBER: _ClassVar[int]
         var_name: str
         PSSynchronizer: _synchronizers_pb2.PSSynchronizer
         AllReduceSynchronizer: _synchronizers_pb2.AllReduceSynchronizer
         partitioner: str
         part_config: _containers.RepeatedCompositeFieldContainer[Strategy.Node]
-        def __init__(self, var_name: _Optional[str] = ..., PSSynchronizer: _Optional[_Union[_synchronizers_pb2.PSSynchronizer, _Mapping]] = ..., AllReduceSynchronizer: _Optional[_Union[_synchronizers_pb2.AllReduceSynchronizer, _Mapping]] = ..., partitioner: _Optional[str] = ..., part_config: _Optional[_Iterable[_Union[Strategy.Node, _Mapping]]] = ...) -> None: ...
+        part_sizes: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, var_name: _Optional[str] = ..., PSSynchronizer: _Optional[_Union[_synchronizers_pb2.PSSynchronizer, _Mapping]] = ..., AllReduceSynchronizer: _Optional[_Union[_synchronizers_pb2.AllReduceSynchronizer, _Mapping]] = ..., partitioner: _Optional[str] = ..., part_config: _Optional[_Iterable[_Union[Strategy.Node, _Mapping]]] = ..., part_sizes: _Optional[_Iterable[int]] = ...) -> None: ...
     class GraphConfig(_message.Message):
         __slots__ = ("replicas",)
         REPLICAS_FIELD_NUMBER: _ClassVar[int]

@@ -27,9 +27,14 @@ _BUILT_IN: Mapping[str, str] = {
     "AllReduce": "autodist_py.strategy_builders.all_reduce:AllReduce",
     "FromFile": "autodist_py.strategy_builders.from_file:FromFile",
     "Parallax": "autodist_py.strategy_builders.mixed:Parallax",
+    "PartitionedAR": "autodist_py.strategy_builders.partitioned:PartitionedAR",
+    "PartitionedPS": "autodist_py.strategy_builders.partitioned:PartitionedPS",
     "PerVariable": "autodist_py.strategy_builders.mixed:PerVariable",
     "PS": "autodist_py.strategy_builders.parameter_server:PS",
     "PSLoadBalancing": "autodist_py.strategy_builders.parameter_server:PSLoadBalancing",
+    "RandomAxisPartitionAR": "autodist_py.strategy_builders.partitioned:RandomAxisPartitionAR",
+    "ShardedOptimizer": "autodist_py.strategy_builders.partitioned:ShardedOptimizer",
+    "UnevenPartitionedPS": "autodist_py.strategy_builders.partitioned:UnevenPartitionedPS",
 }
 
 # Lower-case spellings that a person coming from YAML or a shell writes.

@@ -12,7 +12,7 @@ from autodist_py.proto.strategy import Node, PSSynchronizer, Strategy
 
 
 @dataclass(frozen=True, slots=True)
-class _Serving:
+class Serving:
     """What the builders whose variables live on servers have in common.
 
     Attributes:
@@ -33,10 +33,20 @@ class _Serving:
     def __post_init__(self) -> None:
         check_parameters(type(self).__name__, self.sync, self.staleness, self.replicas_to_aggregate)
 
+    def synchronizer(self, server: str) -> PSSynchronizer:
+        """That of a variable which lives on the server."""
+        return PSSynchronizer(
+            server,
+            local_replication=self.local_proxy_variable,
+            sync=self.sync,
+            staleness=self.staleness,
+            replicas_to_aggregate=self.replicas_to_aggregate or 0,
+        )
+
 
 @dataclass(frozen=True, slots=True)
-class PS(_Serving):
-    """One server, the chief's CPU, for all trainable variables. Its parameters: see `_Serving`."""
+class PS(Serving):
+    """One server, the chief's CPU, for all trainable variables. Its parameters: see `Serving`."""
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
         """All on the first CPU of the chief."""
@@ -45,10 +55,10 @@ class PS(_Serving):
 
 
 @dataclass(frozen=True, slots=True)
-class PSLoadBalancing(_Serving):
+class PSLoadBalancing(Serving):
     """A server on every node, its first CPU: the largest variable goes first, to the server with the fewest bytes.
 
-    Variables that one op updates (as gradient accumulation does) are placed together. Its parameters: see `_Serving`.
+    Variables that one op updates (as gradient accumulation does) are placed together. Its parameters: see `Serving`.
     """
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
@@ -77,20 +87,10 @@ def _updated_together(item: GraphItem) -> list[list[Variable]]:
     return [[variables[name] for name in sorted(group)] for group in groups]
 
 
-def _strategy(builder: _Serving, item: GraphItem, resources: ResourceSpec, servers: Mapping[str, str]) -> Strategy:
+def _strategy(builder: Serving, item: GraphItem, resources: ResourceSpec, servers: Mapping[str, str]) -> Strategy:
     return Strategy(
         node_config=tuple(
-            Node(
-                variable.name,
-                PSSynchronizer(
-                    servers[variable.name],
-                    local_replication=builder.local_proxy_variable,
-                    sync=builder.sync,
-                    staleness=builder.staleness,
-                    replicas_to_aggregate=builder.replicas_to_aggregate or 0,
-                ),
-            )
-            for variable in item.trainable_variables
+            Node(variable.name, builder.synchronizer(servers[variable.name])) for variable in item.trainable_variables
         ),
         replicas=resources.replica_devices,
     )

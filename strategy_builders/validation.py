@@ -14,7 +14,8 @@ def validate_strategy(strategy: Strategy, item: GraphItem, resources: ResourceSp
 
     1. Each trainable variable of the item has one node, and nothing else has.
     2. Replicas and reduction destinations are devices of the resources.
-    3. A partitioner has one number per axis of its variable, and no more shards than the axis has elements.
+    3. A partitioner has one number per axis of its variable, and no more shards than the axis has elements; the shards
+       together are as long as the axis.
     4. A compressor can code the gradient it is given.
     5. Workers may be as far apart for one variable as for any other.
 
@@ -61,6 +62,11 @@ def _check_partitioner(node: Node, shape: tuple[int, ...]) -> None:
         raise StrategyError(
             f"a partitioner has one number per axis, not above its size; variable {node.var_name!r} has shape {shape}; "
             f"got {node.partitioner!r}"
+        )
+    if shape and sum(node.sizes(shape[node.axis])) != shape[node.axis]:
+        raise StrategyError(
+            f"the shards of a variable make it whole; variable {node.var_name!r} has size {shape[node.axis]} along the "
+            f"axis that is cut; got shards of {node.part_sizes}"
         )
 
 

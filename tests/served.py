@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py import AutoDist
-from autodist_py.proto.graph_item import GraphItem
+from autodist_py.proto.graph_item import GraphItem, Variable
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import AllReduceSynchronizer, Node, PSSynchronizer, Strategy
 from autodist_py.strategy_builders.base import StrategyBuilder
@@ -36,6 +36,45 @@ class Spread:
         training = (node for rank, node in enumerate(resources.workers) if rank not in self.idle)
         replicas = tuple(device for node in training for device in node.replica_devices)
         return Strategy(node_config=tuple(nodes), replicas=replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class InShards:
+    """Each trainable variable in a shard for each of `places`, as in Spread: the first one is the largest."""
+
+    places: tuple[int | None, ...]
+    axis: int = 0
+    sync: bool = True
+    staleness: int = 0
+    proxies: bool = False
+    or_whole: bool = False
+    """Whether what cannot be cut is whole, on the first of the places."""
+
+    def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
+        """A variable that has fewer elements along the axis has fewer shards; along its last axis, if it has fewer."""
+        return Strategy(
+            tuple(self._node(one, resources) for one in item.trainable_variables), resources.replica_devices
+        )
+
+    def _node(self, variable: Variable, resources: ResourceSpec) -> Node:
+        synchronizers = [self._synchronizer(place, resources) for place in self.places]
+        axis = min(self.axis, len(variable.shape) - 1)
+        count = min(len(self.places), variable.shape[axis]) if variable.shape else 1
+        if count == 1:
+            return Node(variable.name, synchronizers[0])
+        sizes = (variable.shape[axis] - count + 1, *(1 for _ in range(count - 1)))
+        counts = ["1"] * len(variable.shape)
+        counts[axis] = str(count)
+        parts = tuple(Node(f"{variable.name}/part_{i}", synchronizers[i]) for i in range(count))
+        return Node(variable.name, synchronizers[0] if self.or_whole else None, ",".join(counts), parts, sizes)
+
+    def _synchronizer(self, place: int | None, resources: ResourceSpec) -> PSSynchronizer | AllReduceSynchronizer:
+        if place is None:
+            return AllReduceSynchronizer()
+        server = resources.workers[min(place, len(resources.workers) - 1)]
+        return PSSynchronizer(
+            f"{server.address}:CPU:0", local_replication=self.proxies, sync=self.sync, staleness=self.staleness
+        )
 
 
 STRATEGIES: dict[str, StrategyBuilder] = {

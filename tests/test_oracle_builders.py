@@ -15,6 +15,13 @@ from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.from_file import FromFile
 from autodist_py.strategy_builders.mixed import Parallax, PerVariable
 from autodist_py.strategy_builders.parameter_server import PS, PSLoadBalancing
+from autodist_py.strategy_builders.partitioned import (
+    PartitionedAR,
+    PartitionedPS,
+    RandomAxisPartitionAR,
+    ShardedOptimizer,
+    UnevenPartitionedPS,
+)
 from tests.cluster_pool import THREE_WORKERS, TWO_WORKERS, Cluster
 from tests.cluster_pool import same_on_all_workers as same
 from tests.fit_oracle import compare, compiled, fitted
@@ -87,6 +94,12 @@ BUILDERS: dict[str, Any] = {
     "parallax-ring": Parallax(local_proxy_variable=True, all_reduce_spec="RING"),
     "per-variable": PerVariable({"*kernel": AllReduce(), "*e*": PS()}, default="PSLoadBalancing"),
     "from-file": SavedFirst,
+    "partitioned-ps": PartitionedPS(min_shard_bytes=1),
+    "partitioned-ps-proxies": PartitionedPS(local_proxy_variable=True, min_shard_bytes=64),
+    "uneven-partitioned-ps": UnevenPartitionedPS(min_shard_bytes=1),
+    "partitioned-ar": PartitionedAR(chunk_size=2, min_shard_bytes=1),
+    "random-axis-partition-ar": RandomAxisPartitionAR(chunk_size=3, seed=1, all_reduce_spec="RING", min_shard_bytes=1),
+    "sharded-optimizer": ShardedOptimizer(),
 }
 
 

@@ -9,19 +9,29 @@ import pytest
 import tensorflow as tf
 
 from autodist_py import AutoDist
+from autodist_py.proto.graph_item import GraphItem
+from autodist_py.proto.resource_spec import ResourceSpec
+from autodist_py.proto.strategy import Strategy
 from autodist_py.strategy_builders.base import StrategyBuilder
 from autodist_py.strategy_builders.parameter_server import PS, PSLoadBalancing
 from tests.cluster_pool import TWO_WORKERS, Cluster
 from tests.cluster_pool import same_on_all_workers as same
 from tests.oracle import Training, Values, assert_close, compare_function
-from tests.served import Spread
+from tests.served import InShards, Spread
 
 pytestmark = pytest.mark.parametrize(
     "cluster", [TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
 )
 
-ONE, TWO = PS(), Spread((0, 1))
+ONE, TWO, SHARDS = PS(), Spread((0, 1)), InShards((0, 1), or_whole=True)
 SIZES = (6, 5, 1, 4)
+
+
+class Shrinking:
+    """Two shards, of a variable that is trained by itself another axis'."""
+
+    def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
+        return InShards((0, 1), axis=int(len(item.trainable_variables) == 1)).build(item, resources)
 
 
 class State:
@@ -178,7 +188,7 @@ def train(steps: Callable[..., Any], builder: StrategyBuilder) -> Values:
     return compare_function(build, batches(), autodist={"strategy_builder": builder})
 
 
-@pytest.mark.parametrize("builder", [ONE, TWO], ids=["one", "two"])
+@pytest.mark.parametrize("builder", [ONE, TWO, SHARDS], ids=["one", "two", "shards"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.replace("_", "-"))
 def test_a_step_is_that_of_one_device(cluster: Cluster, case: Callable[..., Any], builder: StrategyBuilder) -> None:
     same(cluster.run(train, steps=case, builder=builder))
@@ -204,9 +214,9 @@ def test_what_is_asserted_of_a_gradient_on_a_server_is_seen(cluster: Cluster) ->
     cluster.run(asserted, builder=ONE)
 
 
-def two_programs() -> Values:
+def two_programs(builder: StrategyBuilder) -> Values:
     """All weights, then one of them alone: its home is that of the first program."""
-    with AutoDist(strategy_builder=PSLoadBalancing()) as autodist:
+    with AutoDist(strategy_builder=builder) as autodist:
         both = [State(1), State(1)]
 
         def steps(state: State) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -232,13 +242,14 @@ def two_programs() -> Values:
         return {name: getattr(both[1], name).numpy() for name in ("a", "b")}
 
 
-def test_a_variable_stays_on_the_server_that_it_has(cluster: Cluster) -> None:
-    same(cluster.run(two_programs))
+@pytest.mark.parametrize("builder", [PSLoadBalancing(), SHARDS, Shrinking()], ids=["whole", "shards", "other-shards"])
+def test_a_variable_stays_on_the_server_that_it_has(cluster: Cluster, builder: StrategyBuilder) -> None:
+    same(cluster.run(two_programs, builder=builder))
 
 
-def assigned_between_steps() -> list[float]:
+def assigned_between_steps(builder: StrategyBuilder) -> list[float]:
     """The server's worker writes late; the other one's next step sees it all the same."""
-    with AutoDist(strategy_builder=PS()) as autodist:
+    with AutoDist(strategy_builder=builder) as autodist:
         table = tf.Variable(np.ones([4, 2]))
 
         @autodist.function
@@ -261,8 +272,9 @@ def assigned_between_steps() -> list[float]:
         return [*losses, float(table.numpy()[0, 0])]
 
 
-def test_what_all_workers_assign_between_steps_counts_for_all(cluster: Cluster) -> None:
-    assert same(cluster.run(assigned_between_steps)) == [*map(float, range(14)), 99.0]
+@pytest.mark.parametrize("builder", [ONE, SHARDS], ids=["whole", "shards"])
+def test_what_all_workers_assign_between_steps_counts_for_all(cluster: Cluster, builder: StrategyBuilder) -> None:
+    assert same(cluster.run(assigned_between_steps, builder=builder)) == [*map(float, range(14)), 99.0]
 
 
 def without_examples(builder: StrategyBuilder) -> list[float]:

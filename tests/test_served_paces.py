@@ -15,7 +15,7 @@ from autodist_py.strategy_builders.base import StrategyBuilder
 from autodist_py.strategy_builders.parameter_server import PS, PSLoadBalancing
 from tests.cluster_pool import THREE_WORKERS, TWO_WORKERS, Cluster
 from tests.oracle import assert_close
-from tests.served import Spread, descending
+from tests.served import InShards, Spread, descending
 
 on_three = pytest.mark.parametrize(
     "cluster", [THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
@@ -52,7 +52,11 @@ def pushed(builder: StrategyBuilder, optimizer: str) -> dict[str, np.ndarray]:
 
 
 @on_three
-@pytest.mark.parametrize("builder", [PS(sync=False), Spread((1, 2), sync=False)], ids=["chief", "two-servers"])
+@pytest.mark.parametrize(
+    "builder",
+    [PS(sync=False), Spread((1, 2), sync=False), InShards((0, 2), sync=False)],
+    ids=["chief", "two-servers", "shards"],
+)
 def test_asynchronous_pushes_are_each_applied_once(cluster: Cluster, builder: StrategyBuilder) -> None:
     results = cluster.run(pushed, builder=builder, optimizer="sgd")
     rows = np.zeros([4, 2])

@@ -18,7 +18,7 @@ from autodist_py.strategy_builders.parameter_server import PS
 from tests.cluster_pool import THREE_WORKERS, TWO_WORKERS, UNEVEN_WORKERS, Cluster
 from tests.fit_oracle import X, Y, compare, compiled, fitted, named
 from tests.oracle import assert_close
-from tests.served import Spread
+from tests.served import InShards, Spread
 
 shaped = pytest.mark.parametrize(
     "cluster", [TWO_WORKERS, THREE_WORKERS, UNEVEN_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
@@ -73,27 +73,32 @@ def looked_at(builder: StrategyBuilder) -> None:
 
 
 @shaped
-@pytest.mark.parametrize("builder", [PS(), Spread((1,))], ids=["chief", "worker-1"])
+@pytest.mark.parametrize(
+    "builder",
+    [PS(), Spread((1,)), InShards((0, 1, 2)), InShards((1, None), axis=1)],
+    ids=["chief", "worker-1", "shards", "mixed-shards"],
+)
 def test_state_that_lives_elsewhere_is_brought_when_it_is_looked_at(cluster: Cluster, builder: StrategyBuilder) -> None:
     cluster.run(looked_at, builder=builder)
 
 
-def in_pieces() -> None:
+def in_pieces(builder: StrategyBuilder) -> None:
     """Values larger than a message."""
     whole = served_values._MESSAGE_BYTES
     served_values._MESSAGE_BYTES = 40
     try:
-        looked_at(Spread((1,)))
+        looked_at(builder)
     finally:
         served_values._MESSAGE_BYTES = whole
 
 
 @on_two
-def test_a_value_may_be_larger_than_a_message(cluster: Cluster) -> None:
-    cluster.run(in_pieces)
+@pytest.mark.parametrize("builder", [Spread((1,)), InShards((1, 0))], ids=["whole", "shards"])
+def test_a_value_may_be_larger_than_a_message(cluster: Cluster, builder: StrategyBuilder) -> None:
+    cluster.run(in_pieces, builder=builder)
 
 
-def saved(folder: str) -> None:
+def saved(folder: str, builder: StrategyBuilder) -> None:
     """The chief saves after every second step."""
     keras.config.set_floatx("float64")
 
@@ -104,7 +109,7 @@ def saved(folder: str) -> None:
         return sorted(Path(folder).glob(f"{name}-*.keras"))
 
     expected = files_of(f"alone-{os.getpid()}")
-    with AutoDist(strategy_builder=Spread((1,))) as autodist, autodist.scope():
+    with AutoDist(strategy_builder=builder) as autodist, autodist.scope():
         written = files_of(f"worker-{autodist.rank}")
     if autodist.rank != 0:
         assert not written
@@ -117,8 +122,11 @@ def saved(folder: str) -> None:
 
 
 @on_two
-def test_a_checkpoint_between_two_steps_has_the_optimizers_state(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.run(saved, folder=str(tmp_path))
+@pytest.mark.parametrize("builder", [Spread((1,)), InShards((1, 0))], ids=["whole", "shards"])
+def test_a_checkpoint_between_two_steps_has_the_optimizers_state(
+    cluster: Cluster, builder: StrategyBuilder, tmp_path: Path
+) -> None:
+    cluster.run(saved, folder=str(tmp_path), builder=builder)
 
 
 def written_late(builder: StrategyBuilder) -> None:
@@ -140,8 +148,9 @@ def written_late(builder: StrategyBuilder) -> None:
 
 
 @on_two
-def test_what_a_function_writes_is_written_once(cluster: Cluster) -> None:
-    cluster.run(written_late, builder=Spread((1,)))
+@pytest.mark.parametrize("builder", [Spread((1,)), InShards((1, 0)), InShards((None, 0))])
+def test_what_a_function_writes_is_written_once(cluster: Cluster, builder: StrategyBuilder) -> None:
+    cluster.run(written_late, builder=builder)
 
 
 def resumed(folder: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import tensorflow as tf
 
 from autodist_py.runtime.kept import Kept
-from autodist_py.runtime.watched import peek, unwatch, watch
+from autodist_py.runtime.watched import peek
 
 
 class Held:
@@ -30,7 +30,6 @@ class Held:
         """From now on the variable, known by that number to all workers, lives here."""
         self._variables[number] = variable
         self._numbers[variable] = number
-        watch(variable, self, lambda looked_at: self.keep([looked_at]))
 
     def keep(self, variables: Iterable[tf.Variable]) -> None:
         """This worker's script is about to use these, perhaps to write them; others still see what was left."""
@@ -59,8 +58,6 @@ class Held:
 
     def clear(self) -> None:
         """Nothing is held any more."""
-        for variable in self._variables.values():
-            unwatch(variable, self)
         self._variables.clear()
         self._numbers.clear()
         self._left.clear()

@@ -15,7 +15,6 @@ from autodist_py.runtime.held import Held
 from autodist_py.runtime.process import one_line
 from autodist_py.runtime.queues import HOST, Queue, session_between
 from autodist_py.runtime.tf_adapter import task_device
-from autodist_py.runtime.watched import fill
 
 _ASKED = (tf.int64,)
 """The asking worker's rank, and the three numbers of each piece."""
@@ -35,7 +34,7 @@ class _Piece(NamedTuple):
     last: int
 
 
-def _messages(wanted: Mapping[int, tf.Variable]) -> Iterator[list[_Piece]]:
+def _messages(wanted: Mapping[int, tf.TensorSpec]) -> Iterator[list[_Piece]]:
     """What to ask for: all elements of each variable, one after the other."""
     pieces: list[_Piece] = []
     nbytes = 0
@@ -77,33 +76,33 @@ class ServedValues:
         self._forget = cluster.on_failure(lambda cause: self.close())
         atexit.register(self.close)
 
-    def pull(self, wanted: Mapping[int, tf.Variable], server: int) -> None:
-        """Give the variables, by number, the values that they have on the worker of rank `server`."""
-        if server == self._cluster.rank or not wanted:
-            return
+    def ask(self, wanted: Mapping[int, tf.TensorSpec], server: int) -> dict[int, tf.Tensor]:
+        """The values that variables, by number, have on the worker of rank `server`, which is another one."""
         try:
-            self._pull(wanted, server)
+            return self._ask(wanted, server)
         except (tf.errors.OpError, RuntimeError) as error:  # A closed session's is a RuntimeError.
-            names = ", ".join(f"'{variable.name}'" for variable in wanted.values())
+            names = ", ".join(f"'{spec.name}'" for spec in wanted.values())
             raise self._cluster.failure() or ClusterError(
                 f"worker {server} cannot be asked for the values of {names}, which live there: {one_line(error)}. Look "
                 "at them before its script, or its AutoDist, ends"
             ) from error
 
-    def _pull(self, wanted: Mapping[int, tf.Variable], server: int) -> None:
+    def _ask(self, wanted: Mapping[int, tf.TensorSpec], server: int) -> dict[int, tf.Tensor]:
         if self._closed.is_set():
             raise RuntimeError("this worker's AutoDist is closed")
         ask = self._sessions.get(server) or self._sessions.setdefault(server, self._asking(server))
+        found: dict[int, tf.Tensor] = {}
         parts: list[tf.Tensor] = []
         for pieces in _messages(wanted):
             values = ask([self._cluster.rank, *(number for piece in pieces for number in piece)])
             with tf_adapter.eagerly(), tf.device(HOST):
                 for piece, value in zip(pieces, values, strict=True):
-                    variable = wanted[piece.number]
-                    parts.append(tf.io.parse_tensor(value, variable.dtype.base_dtype))
-                    if piece.last == variable.shape.num_elements():
-                        fill(variable, tf.reshape(tf.concat(parts, axis=0), variable.shape))
+                    spec = wanted[piece.number]
+                    parts.append(tf.io.parse_tensor(value, spec.dtype))
+                    if piece.last == spec.shape.num_elements():
+                        found[piece.number] = tf.reshape(tf.concat(parts, axis=0), spec.shape)
                         parts.clear()
+        return found
 
     def close(self) -> None:
         """Answer no more."""

@@ -32,6 +32,7 @@ class Division:
         self._writes = {handle: set(writers) for handle, writers in program.analysis.writes.items() if writers}
         self.seams = {op_of(tensor): side for gradient, side in sides.items() for tensor in gradient.tensors}
         self._trained = {gradient.variable: side for gradient, side in sides.items()}
+        self._cut = {shards.variable for shards in program.shards}
         self.held: dict[str, int] = {}
         derived = self._derived()
         self._need = self._reaching(derived)
@@ -75,6 +76,8 @@ class Division:
         """
         if handle in self._trained:
             return self._trained[handle]
+        if handle in self._cut:
+            return WORKERS  # They join what the servers of its shards answer.
         homes = set(self.seams.values())
         if len(homes) == 1:
             return homes.pop()

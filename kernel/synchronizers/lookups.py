@@ -9,7 +9,7 @@ from autodist_py.kernel.program import Program
 from autodist_py.proto.graph_item import Gradient
 
 _READ = "ReadVariableOp"
-_SHAPES = frozenset({"Shape", "VariableShape"})
+SHAPES = frozenset({"Shape", "VariableShape"})
 """Op types that read what every copy knows."""
 _SCALED = frozenset({"Identity", "Mul", "Neg", "RealDiv"})
 _SCATTERS = frozenset({"ResourceScatterAdd", "ResourceScatterSub"})
@@ -51,7 +51,7 @@ def lookups_of(program: Program, handle: str, moved: Collection[str]) -> tuple[L
 def _lookups(view: GraphView, handle: str, user: str) -> list[Lookup] | None:
     """The lookups by which `user` reads the table; None: it, or what reads its result, is none."""
     node = view.nodes[user]
-    if node.op in _SHAPES:
+    if node.op in SHAPES:
         return []
     if node.op == "ResourceGather" and not node.attr["batch_dims"].i:
         return [Lookup(handle, user)]
@@ -60,7 +60,7 @@ def _lookups(view: GraphView, handle: str, user: str) -> list[Lookup] | None:
     found = []
     for consumer in sorted(view.dataflow_consumers([user])):
         reader = view.nodes[consumer]
-        if reader.op in _SHAPES:
+        if reader.op in SHAPES:
             continue
         if reader.op != "GatherV2" or op_of(reader.input[0]) != user or reader.attr["batch_dims"].i:
             return None

@@ -266,6 +266,7 @@ class _Cut:
         read |= {str(parse(output.tensor)) for output in self._program.item.outputs}
         answered = {tensor for tensor in read if op_of(tensor) in self._moved}
         asked = {lookup.handle for lookup in self.lookups.values()}
+        trained -= {name for shards in self._program.shards for name in shards.names}  # Workers join them themselves.
         for current in sorted({*(self.round[op] for op in self.given), *self.asked.values()}):
             lookups = tuple(lookup for op, lookup in sorted(self.lookups.items()) if self.asked[op] == current)
             if lookups:

@@ -12,7 +12,18 @@ from tests.cluster_pool import same_on_all_workers as same
 from tests.integration.programs import PROGRAMS, OneDevice, Values
 from tests.oracle import assert_close
 
-BUILDERS = ["AllReduce", "AllReduce(all_reduce_spec='RING', chunk_size=1)", "PS", "PSLoadBalancing", "Parallax"]
+BUILDERS = [
+    "AllReduce",
+    "AllReduce(all_reduce_spec='RING', chunk_size=1)",
+    "PS",
+    "PSLoadBalancing",
+    "Parallax",
+    "PartitionedPS(min_shard_bytes=1)",
+    "UnevenPartitionedPS(min_shard_bytes=1, local_proxy_variable=True)",
+    "PartitionedAR(chunk_size=1, min_shard_bytes=1)",
+    "RandomAxisPartitionAR(min_shard_bytes=1)",
+    "ShardedOptimizer",
+]
 
 
 def run(program: Callable[[Any], Values], builder: str) -> Values:

@@ -1,0 +1,79 @@
+"""Variables of the user's that are cut into shards, and those shards that this worker has.
+
+The user's variable is the one to look at: it is given what the shards hold when somebody does, and the shards are given
+what was written to it before the next step.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from autodist_py import tf_adapter
+from autodist_py.kernel.program import Shards
+from autodist_py.runtime.watched import fill, peek
+
+
+class CutVariable:
+    """How a variable is cut, and its shards on this worker.
+
+    Attributes:
+        shards: how it is cut.
+        own: the shards that this worker has, by their positions.
+    """
+
+    def __init__(self, variable: tf.Variable, shards: Shards):
+        """This worker has no shard yet."""
+        self.shards = shards
+        self.own: dict[int, tf.Variable] = {}
+        self._variable_name, self._dtype = variable.name, variable.dtype.base_dtype
+        self._seen: tf.Tensor | None = None
+
+    def specs(self, variable: tf.Variable) -> list[tf.TensorSpec]:
+        """The shards' types and names."""
+        shape, axis = variable.shape.as_list(), self.shards.axis
+        shapes = [[*shape[:axis], size, *shape[axis + 1 :]] for size in self.shards.sizes]
+        return [tf.TensorSpec(s, self._dtype, name) for s, name in zip(shapes, self.shards.names, strict=True)]
+
+    def have(self, variable: tf.Variable, position: int, device: str) -> tf.Variable:
+        """From now on this worker has that shard, of the variable's value."""
+        if position not in self.own:
+            with tf_adapter.eagerly(), tf.device(device):
+                value = self._parts(peek(variable))[position]
+                self.own[position] = tf.Variable(value, trainable=False, name=self.shards.names[position])
+        return self.own[position]
+
+    def join(self, variable: tf.Variable, others: Mapping[int, tf.Tensor]) -> None:
+        """Give the variable what the shards hold: this worker's own, and `others`, by their positions."""
+        with tf_adapter.eagerly(), tf.device("/device:CPU:0"):
+            parts = [
+                others[position] if position in others else peek(self.own[position])
+                for position in range(len(self.shards.sizes))
+            ]
+            fill(variable, tf.concat(parts, axis=self.shards.axis))
+
+    def looked_at(self, variable: tf.Variable) -> None:
+        """The script is about to read or write the variable, which has the value of its shards."""
+        if self._seen is None:
+            self._seen = peek(variable)  # It shares memory until the variable is written.
+
+    def written(self, variable: tf.Variable) -> Iterator[tuple[tf.Variable, tf.Tensor]]:
+        """This worker's shards, and what the script has written to them since it looked; nothing where it only read."""
+        seen, self._seen = self._seen, None
+        if seen is None:
+            return
+        value = peek(variable)
+        if self.own and not _is_same(seen, value):
+            with tf_adapter.eagerly():
+                parts = self._parts(value)
+            for position, shard in self.own.items():
+                yield shard, parts[position]
+
+    def _parts(self, value: tf.Tensor) -> list[tf.Tensor]:
+        return list(tf.split(value, list(self.shards.sizes), axis=self.shards.axis))
+
+
+def _is_same(one: tf.Tensor, other: tf.Tensor) -> bool:
+    """Whether two tensors of one type have the same bytes."""
+    first, second = (np.ascontiguousarray(tensor.numpy()).view(np.uint8) for tensor in (one, other))
+    return np.array_equal(first, second)

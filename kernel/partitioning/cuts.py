@@ -1,0 +1,257 @@
+"""Which ops of a step are computed shard by shard, where a variable is cut, and what else needs the variable whole."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import networkx as nx
+import tensorflow as tf
+
+from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
+from autodist_py.kernel.names import op_of, parse
+from autodist_py.kernel.partitioning.kinds import WRITERS, Kind, Operand, Rule, Rules
+from autodist_py.kernel.program import Program
+from autodist_py.kernel.synchronizers.lookups import Lookup, lookups_of
+from autodist_py.proto.errors import StrategyError
+from autodist_py.proto.graph_item import Gradient, Variable
+from autodist_py.proto.strategy import Node, PSSynchronizer
+
+Shapes = Mapping[str, list[tf.TensorShape]]
+"""For each op the shapes of its results, as far as they are known."""
+
+
+def shapes_of(view: GraphView) -> Shapes:
+    """What TensorFlow infers."""
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(view.graph_def(), name="")
+    return {op.name: [result.shape for result in op.outputs] for op in graph.get_operations()}
+
+
+def seam_kinds(gradient: Gradient, axis: int) -> tuple[Kind, ...]:
+    """What a shard's shares of the gradient's tensors are."""
+    if not gradient.is_sparse:
+        return (Kind.DENSE,)
+    return Kind.INDICES, Kind.ROWS if axis == 0 else Kind.DENSE, Kind.SIZES
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What is computed shard by shard, where a variable is cut, and its optimizer's state with it.
+
+    Attributes:
+        node: how the shards are trained.
+        variables: all that are cut alike; the trained one is the first.
+        gradients: of the trained one.
+        kinds: what a shard's share of a tensor is, by the tensor's name.
+        rules: the ops that are computed shard by shard.
+        joined: those of them whose results others read whole: the shards' results, one after the other.
+        repeated: those of them that are computed for the whole variable, too, for others.
+        whole: those of the variables that others read whole: they are given their new values at the end of a step.
+        lookups: the ops that read rows of the trained one, where nothing else reads it.
+    """
+
+    node: Node
+    variables: tuple[Variable, ...]
+    gradients: tuple[Gradient, ...]
+    kinds: Mapping[str, Kind]
+    rules: Mapping[str, Rule]
+    joined: frozenset[str]
+    repeated: frozenset[str]
+    whole: frozenset[str]
+    lookups: tuple[Lookup, ...]
+
+    @property
+    def axis(self) -> int:
+        return self.node.axis
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shards' sizes along the axis."""
+        return self.node.sizes(self.variables[0].shape[self.axis])
+
+    @property
+    def seams(self) -> frozenset[str]:
+        """The ops that pass on its gradients."""
+        return frozenset(op_of(tensor) for gradient in self.gradients for tensor in gradient.tensors)
+
+    @property
+    def handles(self) -> frozenset[str]:
+        return frozenset(variable.name for variable in self.variables)
+
+    def readers(self, view: GraphView, handle: str) -> set[str]:
+        """What uses one of the variables as a whole."""
+        users = view.dataflow_consumers([handle])
+        return users - self.rules.keys() | users & self.repeated
+
+
+def cut_of(program: Program, shapes: Shapes, node: Node) -> Cut:
+    """How the variable of `node` is cut.
+
+    Raises:
+        StrategyError: its update, or what reads it, does not allow it; the message names the op.
+    """
+    return _Finder(program, shapes, node).cut()
+
+
+class _Finder:
+    def __init__(self, program: Program, shapes: Shapes, node: Node):
+        self._program, self._shapes, self._node = program, shapes, node
+        self._view, self._writes = program.analysis.captured, program.analysis.writes
+        self._variable = program.item.variable(node.var_name)
+        self._rules_of = Rules(self._variable.shape, node.axis)
+        self._gradients = tuple(one for one in program.item.gradients if one.variable == node.var_name)
+        seams = {op_of(tensor) for gradient in program.item.gradients for tensor in gradient.tensors}
+        self._all_seams = seams
+        self._forward = self._view.dataflow_ancestors(
+            op_of(name) for seam in seams for name in self._view.nodes[seam].input
+        )
+        self._seams: dict[str, Kind] = {}
+        for gradient in self._gradients:
+            for tensor, kind in zip(gradient.tensors, seam_kinds(gradient, node.axis), strict=True):
+                self._seams[op_of(tensor)] = kind
+        self._handles = {self._variable.name}
+        self._kinds: dict[str, Kind] = {}
+        self._rules: dict[str, Rule] = {}
+        self._mixing: list[str] = []
+
+    def cut(self) -> Cut:
+        self._infer()
+        while more := self._written_alike():
+            self._handles |= more
+            self._infer()
+        self._require_separable()
+        joined, repeated = self._needed_whole()
+        users = {handle: self._view.dataflow_consumers([handle]) - self._rules.keys() for handle in self._handles}
+        read = {handle for handle in self._handles if self._view.dataflow_consumers([handle]) & repeated}
+        whole = {handle for handle, those in users.items() if those} | read
+        lookups: tuple[Lookup, ...] = ()
+        name = self._variable.name
+        if name in whole - read and self._node.axis == 0 and not self._has_proxy():
+            lookups = lookups_of(self._program, name, self._rules.keys())
+            if lookups or all(self._view.nodes[user].op == "VariableShape" for user in users[name]):
+                whole.remove(name)
+        state = sorted(self._handles - {name})
+        cut = Cut(
+            node=self._node,
+            variables=(self._variable, *map(self._program.item.variable, state)),
+            gradients=self._gradients,
+            kinds=self._kinds,
+            rules=self._rules,
+            joined=frozenset(joined),
+            repeated=frozenset(repeated),
+            whole=frozenset(whole),
+            lookups=lookups,
+        )
+        for handle in sorted(whole):
+            self._require_settled(handle, cut.readers(self._view, handle))
+        return cut
+
+    def _has_proxy(self) -> bool:
+        synchronizers = [shard.synchronizer for shard in self._node.shards]
+        return any(isinstance(one, PSSynchronizer) and one.local_replication for one in synchronizers)
+
+    def _infer(self) -> None:
+        """Find what is computed shard by shard, given which variables are cut."""
+        view, nodes = self._view, self._view.nodes
+        writers = {writer for handle in self._handles for writer in self._writes[handle]}
+        leading = view.dataflow_ancestors(writers, blocked=self._all_seams) - self._forward
+        ours = view.dataflow_consumers(self._handles) & leading
+        self._kinds = dict(self._seams)
+        self._rules, self._mixing = {}, []
+        reached = view.dataflow_descendants(self._seams.keys() | ours)
+        for op in view.dataflow_order(reached):
+            if op in self._seams:
+                continue
+            data = [name for name in nodes[op].input if not name.startswith("^")]
+            operands = [self._operand(name, is_ours=op in ours) for name in data]
+            if all(operand.kind is None for operand in operands):
+                continue
+            rule = self._rules_of.of(nodes[op], operands, self._shapes[op])
+            if rule is None:
+                self._mixing.append(op)
+                continue
+            self._rules[op] = rule
+            for index, kind in enumerate(rule.kinds):
+                self._kinds[str(parse(f"{op}:{index}"))] = kind
+
+    def _operand(self, name: str, *, is_ours: bool) -> Operand:
+        tensor = parse(name)
+        kind = self._kinds.get(str(tensor))
+        if is_ours and tensor.op in self._handles:
+            kind = Kind.HANDLE
+        if kind is None and self._view.nodes[tensor.op].op == VARIABLE_OP:
+            return Operand(None, tf.TensorShape(None))  # No number, though a handle's own shape is that of one.
+        constant = self._view.constant(name) if kind is None else None
+        return Operand(kind, self._shapes[tensor.op][tensor.output], constant)
+
+    def _written_alike(self) -> set[str]:
+        """Further variables, of the same shape, that are written shard by shard."""
+        found = set()
+        for op in self._mixing:
+            node = self._view.nodes[op]
+            data = [op_of(name) for name in node.input if not name.startswith("^")]
+            has_share = any(self._operand(name, is_ours=False).kind for name in node.input if not name.startswith("^"))
+            if node.op not in WRITERS or not has_share:
+                continue
+            for handle in data:
+                if self._view.nodes[handle].op != VARIABLE_OP or handle in self._handles:
+                    continue
+                if self._program.item.variable(handle).shape == self._variable.shape:
+                    found.add(handle)
+        trained = sorted(found & {gradient.variable for gradient in self._program.item.gradients})
+        if trained:
+            raise self._refusal(f"its update also writes '{trained[0]}', which has a gradient of its own")
+        return found
+
+    def _require_separable(self) -> None:
+        writers = {writer for handle in self._handles for writer in self._writes[handle]}
+        leading = self._view.dataflow_ancestors(writers, blocked=self._all_seams)
+        mixing = leading.intersection(self._mixing)
+        for op in [one for one in self._mixing if one in mixing] or sorted(writers - self._rules.keys()):
+            what = f"'{op}' ({self._view.nodes[op].op})"
+            raise self._refusal(f"its update uses {what}, of which a shard's part is not computed of that shard alone")
+
+    def _refusal(self, why: str) -> StrategyError:
+        name = self._variable.name
+        return StrategyError(
+            f"variable '{name}' cannot be cut into shards: {why}. Leave it whole, as "
+            f"PerVariable({{'{name}': PS()}}, default=...) does, or give AutoDist(strict=False), which leaves whole "
+            "what cannot be cut"
+        )
+
+    # -- What others need ---------------------------------------------------------------------------------------------
+
+    def _needed_whole(self) -> tuple[set[str], set[str]]:
+        """The ops whose results are joined, and those that are repeated, for others."""
+        joined: set[str] = set()
+        repeated: set[str] = set()
+        pending = list(self._read_by_others())
+        while pending:
+            op = op_of(pending.pop())
+            if op in self._seams or op in joined | repeated:
+                continue
+            inputs = self._view.nodes[op].input
+            if self._rules[op].kinds == (Kind.DENSE,) and not self._handles.intersection(map(op_of, inputs)):
+                joined.add(op)
+            else:
+                repeated.add(op)
+                pending += self._with_share(inputs)
+        return joined, repeated
+
+    def _read_by_others(self) -> Iterator[str]:
+        """The tensors with shares that are read by what is not computed shard by shard."""
+        for output in self._program.item.outputs:
+            yield from self._with_share([output.tensor])
+        for op in self._view.dataflow_consumers(map(op_of, self._kinds)) - self._rules.keys():
+            yield from self._with_share(self._view.nodes[op].input)
+
+    def _with_share(self, names: Collection[str]) -> Iterator[str]:
+        return (str(parse(name)) for name in names if not name.startswith("^") and str(parse(name)) in self._kinds)
+
+    def _require_settled(self, handle: str, readers: Collection[str]) -> None:
+        """A variable is read as a whole before or after all that writes it."""
+        graph, writers = self._view.digraph, self._writes[handle]
+        if len(writers) > 1:
+            after = set().union(*(nx.descendants(graph, writer) for writer in writers))
+            before = set().union(*(nx.ancestors(graph, writer) for writer in writers))
+            for op in sorted(after & before & set(readers)):
+                raise self._refusal(f"'{op}' reads '{handle}' between two of its writes")

@@ -1,0 +1,181 @@
+"""A variable in shards, with its optimizer's state and its update: each shard is a variable like any other."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+
+import networkx as nx
+import tensorflow as tf
+
+from autodist_py.kernel.fragment import TensorSpec
+from autodist_py.kernel.names import parse, shard_name
+from autodist_py.kernel.partitioning.cuts import Cut
+from autodist_py.kernel.partitioning.editor import Editor
+from autodist_py.kernel.partitioning.gradients import owners, shard_shape
+from autodist_py.kernel.partitioning.kinds import REDUCTIONS, Rule
+from autodist_py.kernel.synchronizers.lookups import SHAPES
+from autodist_py.kernel.tf_adapter import output_type
+from autodist_py.proto.graph_item import Variable
+
+
+def cut_variable(editor: Editor, cut: Cut) -> dict[str, list[Variable]]:
+    """Rewrite what uses the variable, whose gradients are cut already.
+
+    Returns:
+        For each variable that is cut, those in its place: itself, if others read it whole, and its shards.
+    """
+    return _Cutting(editor, cut).variables()
+
+
+class _Cutting:
+    def __init__(self, editor: Editor, cut: Cut):
+        self._editor, self._cut = editor, cut
+        self._view = editor.view
+        self._shards = range(len(cut.sizes))
+        self._pieces: dict[tuple[str, int], list[str]] = {}
+        self._row_counts: dict[tf.DType, list[str]] = {}
+
+    def variables(self) -> dict[str, list[Variable]]:
+        for op, rule in self._cut.rules.items():
+            self._clone(op, rule)
+        for lookup in self._cut.lookups:
+            self._route(lookup.op)
+        return {variable.name: self._cut_handle(variable) for variable in self._cut.variables}
+
+    # -- The update ---------------------------------------------------------------------------------------------------
+
+    def _clone(self, op: str, rule: Rule) -> None:
+        """The op stands once for each shard; in its own place, what others need of it."""
+        node = self._view.nodes[op]
+        names = [self._editor.add(self._copy(node, rule, shard)) for shard in self._shards]
+        if rule.reduces:
+            parts = [TensorSpec(name, output_type(node, 0)) for name in names]
+            self._editor.put_identity(op, self._editor.trace(lambda *own: REDUCTIONS[node.op](own), *parts))
+        elif op in self._cut.joined:
+            parts = [TensorSpec(name, output_type(node, 0)) for name in names]
+            joined = self._editor.trace(lambda *own: tf.concat(own, axis=self._cut.axis), *parts)
+            self._editor.put_identity(op, joined)
+        elif op not in self._cut.repeated:
+            self._editor.put_wait(op, names)
+
+    def _copy(self, original: tf.compat.v1.NodeDef, rule: Rule, shard: int) -> tf.compat.v1.NodeDef:
+        node = copy.deepcopy(original)
+        node.name = shard_name(original.name, shard)
+        node.attr.pop("_output_shapes", None)
+        for position, name in enumerate(original.input):
+            if name.startswith("^"):
+                own = name[1:] in self._cut.rules and not self._cut.rules[name[1:]].reduces
+                node.input[position] = f"^{shard_name(name[1:], shard)}" if own else name
+            else:
+                node.input[position] = self._input(name, position, rule, shard)
+        return node
+
+    def _input(self, name: str, position: int, rule: Rule, shard: int) -> str:
+        tensor = parse(name)
+        if position in rule.cut:
+            return self._piece(name, rule.cut[position], shard)
+        if position == rule.sized:
+            return self._row_count(output_type(self._view.nodes[tensor.op], tensor.output), shard)
+        if str(tensor) in self._cut.kinds or tensor.op in self._cut.handles:
+            return str(tensor._replace(op=shard_name(tensor.op, shard)))
+        return name
+
+    def _piece(self, tensor: str, axis: int, shard: int) -> str:
+        """The shard's part of a tensor that is not computed shard by shard."""
+        if (tensor, axis) not in self._pieces:
+            sizes = list(self._cut.sizes)
+            cut = self._editor.trace(lambda whole: tf.split(whole, sizes, axis=axis), self._editor.spec(tensor))
+            self._pieces[tensor, axis] = cut
+        return self._pieces[tensor, axis][shard]
+
+    def _row_count(self, dtype: tf.DType, shard: int) -> str:
+        if dtype not in self._row_counts:
+            sizes = self._cut.sizes
+            self._row_counts[dtype] = self._editor.trace(lambda: [tf.constant(size, dtype) for size in sizes])
+        return self._row_counts[dtype][shard]
+
+    # -- Readers ------------------------------------------------------------------------------------------------------
+
+    def _route(self, op: str) -> None:
+        """The lookup reads each row in the shard that has it."""
+        node = self._view.nodes[op]
+        table, sizes = self._cut.variables[0], self._cut.sizes
+        dtype = tf.as_dtype(table.dtype)
+
+        def places(ids: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+            flat = tf.reshape(ids, [-1])
+            shards, begins = owners(flat, sizes)
+            local = tf.dynamic_partition(flat - begins, shards, len(sizes))
+            return local, tf.dynamic_partition(tf.range(tf.size(flat)), shards, len(sizes))
+
+        def together(ids: tf.Tensor, positions: list[tf.Tensor], rows: list[tf.Tensor]) -> tf.Tensor:
+            shape = tf.concat([tf.shape(ids), tf.constant(table.shape[1:], tf.int32)], axis=0)
+            return tf.reshape(tf.dynamic_stitch(positions, rows), shape)
+
+        ids = self._editor.spec(node.input[1])
+        local, positions = self._editor.trace(places, ids)
+        rows = []
+        for shard, own in enumerate(local):
+            gather = tf.compat.v1.NodeDef(name=shard_name(op, shard), op="ResourceGather", device=node.device)
+            gather.input.extend([shard_name(table.name, shard), own])
+            gather.input.extend(name for name in node.input if name.startswith("^"))
+            gather.attr["dtype"].type = dtype.as_datatype_enum
+            gather.attr["Tindices"].type = ids.dtype.as_datatype_enum
+            rows.append(TensorSpec(self._editor.add(gather), dtype, (None, *table.shape[1:])))
+        found = [TensorSpec(one, tf.int32, (None,)) for one in positions]
+        self._editor.put_identity(op, self._editor.trace(together, ids, found, rows))
+
+    # -- Variables ----------------------------------------------------------------------------------------------------
+
+    def _cut_handle(self, variable: Variable) -> list[Variable]:
+        """The shards' handles; the variable itself is given its new value at the end, or is there no more."""
+        shards = []
+        writers = [op for op in self._cut.rules if op in variable.update_ops]
+        for shard, size in zip(self._shards, self._cut.sizes, strict=True):
+            name, shape = shard_name(variable.name, shard), shard_shape(variable, self._cut.axis, size)
+            node = copy.deepcopy(self._view.nodes[variable.name])
+            node.name, node.attr["shared_name"].s = name, name.encode()
+            node.attr["shape"].shape.CopyFrom(tf.TensorShape(shape).as_proto())
+            self._editor.add(node)
+            own = tuple(shard_name(op, shard) for op in writers)
+            shards.append(Variable(name, variable.dtype, shape, variable.trainable, variable.aggregation, own))
+        if variable.name in self._cut.whole:
+            return [self._joined(variable, writers), *shards]
+        self._forget(variable)
+        return shards
+
+    def _joined(self, variable: Variable, writers: Sequence[str]) -> Variable:
+        """The variable is given what its shards hold when all of them are written."""
+        dtype = tf.as_dtype(variable.dtype)
+        parts = []
+        for shard in self._shards:
+            name = shard_name(variable.name, shard)
+            read = tf.compat.v1.NodeDef(name=f"{name}/new", op="ReadVariableOp", input=[name])
+            read.input.extend(f"^{shard_name(op, shard)}" for op in writers)
+            read.attr["dtype"].type = dtype.as_datatype_enum
+            parts.append(TensorSpec(self._editor.add(read), dtype))
+        value = self._editor.trace(lambda *own: tf.concat(own, axis=self._cut.axis), *parts)
+        assign = tf.compat.v1.NodeDef(name=f"{variable.name}/joined", op="AssignVariableOp")
+        assign.input.extend([variable.name, value, *(f"^{op}" for op in writers)])
+        assign.attr["dtype"].type = dtype.as_datatype_enum
+        self._editor.add(assign)
+        after = set().union(*(nx.descendants(self._view.digraph, writer) for writer in writers))
+        for op in sorted(self._cut.readers(self._view, variable.name) & after):
+            self._editor.wait(op, assign.name)
+        return replace(variable, update_ops=(assign.name,))
+
+    def _forget(self, variable: Variable) -> None:
+        """Nothing uses the variable as a whole any more: of what does, only its shape is asked."""
+        for op in sorted(self._view.dataflow_consumers([variable.name]) - self._cut.rules.keys()):
+            if self._view.nodes[op].op == "ReadVariableOp":
+                for consumer in self._view.dataflow_consumers([op]):
+                    self._put_shape(variable, consumer)
+                self._editor.put_wait(op, ())
+            self._put_shape(variable, op)
+        self._editor.drop(variable.name)
+
+    def _put_shape(self, variable: Variable, op: str) -> None:
+        node = self._view.nodes[op]
+        if node.op in SHAPES:
+            dtype = output_type(node, 0)
+            self._editor.put_identity(op, self._editor.trace(lambda: tf.constant(variable.shape, dtype)))

@@ -1,0 +1,118 @@
+"""Partition: variables in shards, each synchronized by itself."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from autodist_py.kernel.analysis import analyse
+from autodist_py.kernel.partitioning.cuts import Cut, Shapes, cut_of, shapes_of
+from autodist_py.kernel.partitioning.editor import Editor
+from autodist_py.kernel.partitioning.gradients import cut_gradient, shard_shape
+from autodist_py.kernel.partitioning.shards import cut_variable
+from autodist_py.kernel.program import Program, Shards
+from autodist_py.proto.errors import StrategyError
+from autodist_py.proto.graph_item import Gradient, Variable
+from autodist_py.proto.strategy import AllReduceSynchronizer, Node
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Variables that the strategy cuts into shards are cut.
+
+    Requires: the captured graph.
+    Ensures: the program's item is one for one device, too, that computes the same, in which every shard that lives on
+        a server is a variable by itself, with its own part of the gradient, of the update and of the optimizer's state.
+        Rows are looked up in the shards that have them; whatever else reads the variable reads it whole, as it is
+        given its new value at the end of the step. Where all shards are reduced by collectives every worker has all of
+        them, so that the gradient alone is cut.
+    """
+
+    name: ClassVar[str] = "partition"
+
+    def __call__(self, program: Program) -> Program:
+        nodes = [node for node in program.strategy.node_config if node.shards]
+        if not nodes or program.is_single:
+            return program
+        shapes = shapes_of(program.analysis.captured)
+        cuts: dict[str, Cut] = {}
+        left: dict[str, Node] = {}
+        reasons: dict[str, str] = {}
+        for node in nodes:
+            if _is_reduced(node):
+                continue
+            try:
+                cuts[node.var_name] = _cut(program, shapes, node, cuts)
+            except StrategyError as error:
+                if node.synchronizer is None and program.options.strict:
+                    raise
+                left[node.var_name] = _whole(node)
+                reasons[node.var_name] = str(error)
+        strategy = replace(
+            program.strategy, node_config=tuple(left.get(node.var_name, node) for node in program.strategy.node_config)
+        )
+        return _partitioned(replace(program, strategy=strategy, left_whole=reasons), shapes, cuts)
+
+
+def _is_reduced(node: Node) -> bool:
+    return all(isinstance(shard.synchronizer, AllReduceSynchronizer) for shard in node.shards)
+
+
+def _whole(node: Node) -> Node:
+    """How the variable is trained where it is not cut."""
+    return Node(node.var_name, node.synchronizer or node.shards[0].synchronizer)
+
+
+def _cut(program: Program, shapes: Shapes, node: Node, others: dict[str, Cut]) -> Cut:
+    cut = cut_of(program, shapes, node)
+    for name, other in others.items():
+        shared = cut.handles & other.handles or cut.rules.keys() & other.rules.keys()
+        if shared:
+            raise StrategyError(
+                f"variables '{name}' and '{node.var_name}' cannot both be cut into shards: '{min(shared)}' belongs to "
+                "the updates of both. Leave one of them whole, as PerVariable does"
+            )
+    return cut
+
+
+def _partitioned(program: Program, shapes: Shapes, cuts: dict[str, Cut]) -> Program:
+    item, editor = program.item, Editor(program.analysis.captured, shapes)
+    nodes: list[Node] = []
+    gradients: dict[Gradient, list[Gradient]] = {}
+    variables: dict[str, list[Variable]] = {variable.name: [variable] for variable in item.variables}
+    shards: list[Shards] = []
+    for node in program.strategy.node_config:
+        nodes += node.shards or [node]
+        if not node.shards:
+            continue
+        variable = item.variable(node.var_name)
+        sizes = node.sizes(variable.shape[node.axis])
+        for gradient in item.gradients:
+            if gradient.variable == node.var_name:
+                gradients[gradient] = cut_gradient(editor, gradient, variable, node.axis, sizes)
+        cut = cuts.get(node.var_name)
+        if cut is None:
+            parts = zip(node.shards, sizes, strict=True)
+            shapes_of_parts = [(part.var_name, shard_shape(variable, node.axis, size)) for part, size in parts]
+            variables[variable.name] += [Variable(name, variable.dtype, shape) for name, shape in shapes_of_parts]
+            continue
+        variables |= cut_variable(editor, cut)
+        shards += [Shards(one.name, cut.axis, cut.sizes, is_whole=one.name in cut.whole) for one in cut.variables]
+    joined = [op for one in shards if one.is_whole for op in variables[one.variable][0].update_ops]
+    run_ops = (*item.run_ops, *joined)
+    graph = editor.graph([*run_ops, *(op for one in shards for op in item.variable(one.variable).update_ops)])
+    rewritten = replace(
+        item,
+        graph_def=graph.graph_def().SerializeToString(deterministic=True),
+        variables=tuple(each for variable in item.variables for each in variables[variable.name]),
+        gradients=tuple(each for gradient in item.gradients for each in gradients.get(gradient, [gradient])),
+        run_ops=run_ops,
+    )
+    analysis = analyse(rewritten, batch=program.options.batch)
+    return replace(
+        program,
+        item=rewritten,
+        analysis=analysis,
+        strategy=replace(program.strategy, node_config=tuple(nodes)),
+        graph=analysis.captured,
+        run_ops=run_ops,
+        shards=tuple(shards),
+    )

@@ -1,0 +1,260 @@
+"""Builders that cut variables into shards: over servers, or for collectives of smaller messages."""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from autodist_py.proto.errors import StrategyError
+from autodist_py.proto.graph_item import GraphItem, Variable
+from autodist_py.proto.resource_spec import ResourceSpec
+from autodist_py.proto.strategy import AllReduceSynchronizer, Node, PSSynchronizer, Strategy
+from autodist_py.strategy_builders.all_reduce import AllReduce
+from autodist_py.strategy_builders.parameter_server import Serving
+
+MIN_SHARD_BYTES = 1 << 18
+"""A shard is no smaller, if its builder has a say: a message costs more than a copy of so many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionedPS(Serving):
+    """Variables are cut along their first axis, and their shards spread over servers: every node's first CPU.
+
+    A variable has one shard on a server at most, and no more than it has rows, or than leaves each `min_shard_bytes`.
+    They are as even as can be. The largest variable goes first, its shards to the servers with the fewest bytes. The
+    other parameters: see `Serving`.
+
+    Attributes:
+        min_shard_bytes: the least size of a shard.
+    """
+
+    min_shard_bytes: int = MIN_SHARD_BYTES
+
+    def __post_init__(self) -> None:
+        super(PartitionedPS, self).__post_init__()
+        check_min_shard_bytes(type(self).__name__, self.min_shard_bytes)
+
+    def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
+        """Equal sizes are placed by name, and equally loaded servers filled in the order of the nodes."""
+        loads = dict.fromkeys(resources.server_devices, 0.0)
+        nodes: dict[str, Node] = {}
+        for variable in _largest_first(item.trainable_variables):
+            shards = num_shards(variable, 0, len(loads), self.min_shard_bytes)
+            servers = _least_loaded(loads, shards)
+            node = served_node(self, variable, 0, servers)
+            for server, size in zip(servers, _shard_bytes(node, variable), strict=True):
+                loads[server] += size
+            nodes[variable.name] = node
+        return _strategy(nodes, item, resources)
+
+
+@dataclass(frozen=True, slots=True)
+class UnevenPartitionedPS(Serving):
+    """As PartitionedPS, with shards in proportion to the servers' `network_bandwidth`.
+
+    A variable that has too few rows, or bytes, for a shard on every server has them on those with the most bandwidth.
+
+    Attributes:
+        min_shard_bytes: the least size of a shard, on average.
+    """
+
+    min_shard_bytes: int = MIN_SHARD_BYTES
+
+    def __post_init__(self) -> None:
+        super(UnevenPartitionedPS, self).__post_init__()
+        check_min_shard_bytes(type(self).__name__, self.min_shard_bytes)
+
+    def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
+        """What is whole goes to the server with the fewest bytes for its bandwidth."""
+        bandwidths = {
+            device: node.network_bandwidth
+            for device, node in zip(resources.server_devices, resources.workers, strict=True)
+        }
+        loads = dict.fromkeys(bandwidths, 0.0)
+        nodes: dict[str, Node] = {}
+        for variable in _largest_first(item.trainable_variables):
+            shards = num_shards(variable, 0, len(loads), self.min_shard_bytes)
+            fastest = sorted(bandwidths, key=lambda device: -bandwidths[device])[:shards]
+            servers = _least_loaded(loads, 1) if shards == 1 else [one for one in bandwidths if one in fastest]
+            node = served_node(self, variable, 0, servers)
+            if shards > 1:
+                sizes = proportional(variable.shape[0], [bandwidths[server] for server in servers])
+                node = replace(node, part_sizes=sizes)
+            for server, size in zip(servers, _shard_bytes(node, variable), strict=True):
+                loads[server] += size / bandwidths[server]
+            nodes[variable.name] = node
+        return _strategy(nodes, item, resources)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionedAR:
+    """Gradients are cut along their first axis, and the parts summed by collectives, `chunk_size` to a group.
+
+    A gradient has no more parts than there are workers, or it has rows, or than leaves each `min_shard_bytes`. All
+    workers hold all of the variable: only the messages are smaller, and more of them overlap. The other parameters:
+    see AllReduce.
+
+    Raises:
+        StrategyError: a parameter is out of its range.
+    """
+
+    chunk_size: int = 128
+    all_reduce_spec: str = "AUTO"
+    compressor: str = "NoneCompressor"
+    min_shard_bytes: int = MIN_SHARD_BYTES
+
+    def __post_init__(self) -> None:
+        AllReduce(self.chunk_size, self.all_reduce_spec, self.compressor)
+        check_min_shard_bytes(type(self).__name__, self.min_shard_bytes)
+
+    def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
+        """The group of a part is its index among all parts // `chunk_size`."""
+        return _reduced(self, item, resources, dict.fromkeys((one.name for one in item.trainable_variables), 0))
+
+
+@dataclass(frozen=True, slots=True)
+class RandomAxisPartitionAR:
+    """As PartitionedAR, along an axis that is drawn at random for each variable; the first, if its gradient is sparse.
+
+    Attributes:
+        seed: equal seeds draw equal axes, whatever the order of the variables.
+    """
+
+    chunk_size: int = 128
+    seed: int = 0
+    all_reduce_spec: str = "AUTO"
+    compressor: str = "NoneCompressor"
+    min_shard_bytes: int = MIN_SHARD_BYTES
+
+    def __post_init__(self) -> None:
+        AllReduce(self.chunk_size, self.all_reduce_spec, self.compressor)
+        check_min_shard_bytes(type(self).__name__, self.min_shard_bytes)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise StrategyError(f"seed of {type(self).__name__} must be an integer; got {self.seed!r}")
+
+    def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
+        """An axis of one element is drawn only where there is no other."""
+        sparse = {variable.name for variable in item.sparse_variables}
+        axes = {}
+        for variable in item.trainable_variables:
+            possible = [axis for axis, size in enumerate(variable.shape) if size > 1] or [0]
+            drawn = random.Random(f"{self.seed} {variable.name}").choice(possible)
+            axes[variable.name] = 0 if variable.name in sparse else drawn
+        return _reduced(self, item, resources, axes)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedOptimizer:
+    """Each worker updates a part of every variable, and holds that part's optimizer state: 1/n of it on n workers.
+
+    Gradients are sent to the owners of their parts, and the new values back, so that as many bytes travel as in a ring
+    (known as ZeRO stage 1: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+    Models"). A variable is cut along the first axis with an element for each worker, a table along its rows; one
+    whose update cannot be cut, or which has no such axis, goes to one worker whole, the one with the fewest bytes.
+    """
+
+    def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
+        """Shards are in the order of the nodes; the largest variable is placed first."""
+        builder = Serving()
+        loads = dict.fromkeys(resources.server_devices, 0.0)
+        sparse = {variable.name for variable in item.sparse_variables}
+        nodes: dict[str, Node] = {}
+        for variable in _largest_first(item.trainable_variables):
+            (home,) = _least_loaded(loads, 1)
+            axes = [0] if variable.name in sparse else range(len(variable.shape))
+            axis = next((axis for axis in axes if variable.shape[axis] >= len(loads)), None)
+            if axis is None or len(loads) == 1:
+                nodes[variable.name] = served_node(builder, variable, 0, [home])
+                loads[home] += variable.nbytes
+                continue
+            node = served_node(builder, variable, axis, list(loads))
+            nodes[variable.name] = replace(node, synchronizer=PSSynchronizer(home))
+            for server, size in zip(loads, _shard_bytes(node, variable), strict=True):
+                loads[server] += size
+        return _strategy(nodes, item, resources)
+
+
+def num_shards(variable: Variable, axis: int, most: int, min_shard_bytes: int) -> int:
+    """How many shards a variable has at best: `most` at most, and none empty or smaller than that."""
+    if not variable.shape:
+        return 1
+    return max(1, min(most, variable.shape[axis], variable.nbytes // min_shard_bytes))
+
+
+def proportional(length: int, shares: Sequence[float]) -> tuple[int, ...]:
+    """`length` in whole numbers of at least 1, as near to the shares as can be: by the largest remainders."""
+    total = sum(shares)
+    wanted = [length * share / total for share in shares]
+    sizes = [max(1, int(one)) for one in wanted]
+    while sum(sizes) != length:
+        step = 1 if sum(sizes) < length else -1
+        gaps = [(one - size) * step for one, size in zip(wanted, sizes, strict=True)]
+        possible = [index for index, size in enumerate(sizes) if size + step >= 1]
+        sizes[max(possible, key=lambda index: (gaps[index], -index))] += step
+    return tuple(sizes)
+
+
+def check_min_shard_bytes(builder: str, value: int) -> None:
+    """Refuse what is no size.
+
+    Raises:
+        StrategyError: the parameter, and its value.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise StrategyError(f"min_shard_bytes of {builder} must be an integer >= 1; got {value!r}")
+
+
+def served_node(builder: Serving, variable: Variable, axis: int, servers: Sequence[str]) -> Node:
+    """The variable in a shard for each of the servers; whole on the one, where it is one."""
+    synchronizers = [builder.synchronizer(server) for server in servers]
+    if len(servers) == 1:
+        return Node(variable.name, synchronizers[0])
+    return _cut_node(variable, axis, synchronizers)
+
+
+def _cut_node(variable: Variable, axis: int, synchronizers: Sequence[PSSynchronizer | AllReduceSynchronizer]) -> Node:
+    counts = [1] * len(variable.shape)
+    counts[axis] = len(synchronizers)
+    parts = tuple(Node(f"{variable.name}/part_{index}", one) for index, one in enumerate(synchronizers))
+    return Node(variable.name, None, ",".join(map(str, counts)), parts)
+
+
+def _reduced(
+    builder: PartitionedAR | RandomAxisPartitionAR, item: GraphItem, resources: ResourceSpec, axes: dict[str, int]
+) -> Strategy:
+    nodes: dict[str, Node] = {}
+    count = 0
+    for variable in item.trainable_variables:
+        axis = axes[variable.name]
+        shards = num_shards(variable, axis, len(resources.workers), builder.min_shard_bytes)
+        synchronizers = [
+            AllReduceSynchronizer(builder.all_reduce_spec, builder.compressor, index // builder.chunk_size)
+            for index in range(count, count + shards)
+        ]
+        count += shards
+        is_cut = shards > 1
+        nodes[variable.name] = (
+            _cut_node(variable, axis, synchronizers) if is_cut else Node(variable.name, synchronizers[0])
+        )
+    return _strategy(nodes, item, resources)
+
+
+def _largest_first(variables: Iterable[Variable]) -> list[Variable]:
+    return sorted(variables, key=lambda variable: (-variable.nbytes, variable.name))
+
+
+def _least_loaded(loads: dict[str, float], count: int) -> list[str]:
+    """So many servers, in their own order."""
+    chosen = sorted(loads, key=loads.__getitem__)[:count]
+    return [server for server in loads if server in chosen]
+
+
+def _shard_bytes(node: Node, variable: Variable) -> list[float]:
+    if not node.shards:
+        return [variable.nbytes]
+    length = variable.shape[node.axis]
+    return [variable.nbytes * size / length for size in node.sizes(length)]
+
+
+def _strategy(nodes: dict[str, Node], item: GraphItem, resources: ResourceSpec) -> Strategy:
+    ordered = tuple(nodes[variable.name] for variable in item.trainable_variables)
+    return Strategy(ordered, resources.replica_devices)

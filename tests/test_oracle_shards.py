@@ -1,0 +1,145 @@
+"""Variables in shards, through every door: equal to one device."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist_py import AutoDist
+from autodist_py.proto.errors import StrategyError
+from autodist_py.strategy_builders.base import StrategyBuilder
+from tests.cluster_pool import SHAPES, THREE_WORKERS, TWO_WORKERS, Cluster
+from tests.cluster_pool import same_on_all_workers as same
+from tests.fit_oracle import VALIDATION, WEIGHTS, X, Y, compare, compiled, fitted
+from tests.oracle import Parts, Values, compare_function, compare_graph
+from tests.oracle_programs import FUNCTION_FAMILIES, GRAPH_FAMILIES, MODELS, OPTIMIZERS, batches, graph_program
+from tests.served import InShards
+from tests.test_oracle_fit import OPTIMIZERS as KERAS_OPTIMIZERS
+
+STRATEGIES: dict[str, StrategyBuilder] = {
+    "servers": InShards((0, 1, 2), or_whole=True),
+    "columns": InShards((1, 0), axis=1, or_whole=True),
+    "mixed": InShards((None, 1), or_whole=True),
+    "reduced": InShards((None, None, None), axis=1),
+    "proxies": InShards((2, 2, 0), proxies=True, or_whole=True),
+}
+
+
+def programs(families: Any) -> list[Any]:
+    """Each cluster with each strategy; the other axes go round. All but every third one are slow."""
+    found = []
+    for i, shape in enumerate(SHAPES):
+        for j, strategy in enumerate(STRATEGIES):
+            family = list(families)[(i + j) % len(families)]
+            optimizer, model = OPTIMIZERS[(2 * i + j) % len(OPTIMIZERS)], MODELS[(i - j) % len(MODELS)]
+            clip = (i + j) % 2 == 0
+            name = f"{shape.name}-{strategy}-{family}-{optimizer}-{model}{'-clipped' if clip else ''}"
+            marks = () if (i + j) % 3 == 0 else pytest.mark.slow
+            found.append(pytest.param(shape, strategy, family, optimizer, model, clip, id=name, marks=marks))
+    return found
+
+
+def train_function(strategy: str, family: str, optimizer: str, model: str, clip: bool) -> Values:
+    program = FUNCTION_FAMILIES[family](model, optimizer, clip=clip)
+    return compare_function(program, batches(model), autodist={"strategy_builder": STRATEGIES[strategy]})
+
+
+@pytest.mark.parametrize(
+    ("cluster", "strategy", "family", "optimizer", "model", "clip"),
+    programs(FUNCTION_FAMILIES),
+    indirect=["cluster"],
+    scope="module",
+)
+def test_a_compiled_function_trains_as_one_device_does(
+    cluster: Cluster, strategy: str, family: str, optimizer: str, model: str, clip: bool
+) -> None:
+    same(cluster.run(train_function, strategy=strategy, family=family, optimizer=optimizer, model=model, clip=clip))
+
+
+def train_graph(strategy: str, family: str, optimizer: str, model: str, clip: bool) -> Values:
+    program = graph_program(model, optimizer, family, clip=clip)
+    return compare_graph(program, batches(model), autodist={"strategy_builder": STRATEGIES[strategy]})
+
+
+@pytest.mark.parametrize(
+    ("cluster", "strategy", "family", "optimizer", "model", "clip"),
+    programs(GRAPH_FAMILIES),
+    indirect=["cluster"],
+    scope="module",
+)
+def test_a_graph_trains_as_one_device_does(
+    cluster: Cluster, strategy: str, family: str, optimizer: str, model: str, clip: bool
+) -> None:
+    same(cluster.run(train_graph, strategy=strategy, family=family, optimizer=optimizer, model=model, clip=clip))
+
+
+def fit_with(strategy: str, optimizer: str) -> dict[str, Any]:
+    options = {"batch_size": 8, "sample_weight": WEIGHTS, "validation_data": VALIDATION}
+    return compare(
+        lambda: fitted(compiled(KERAS_OPTIMIZERS[optimizer]()), X, Y, **options),
+        strategy_builder=STRATEGIES[strategy],
+    )
+
+
+def fits() -> list[Any]:
+    """Each optimizer on two workers; all but every third one are slow; strategies go round."""
+    found = []
+    for index, optimizer in enumerate(KERAS_OPTIMIZERS):
+        strategy = list(STRATEGIES)[index % len(STRATEGIES)]
+        marks = () if index % 3 == 1 else pytest.mark.slow
+        found.append(pytest.param(TWO_WORKERS, strategy, optimizer, id=f"{strategy}-{optimizer}", marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("cluster", "strategy", "optimizer"), fits(), indirect=["cluster"], scope="module")
+def test_fit_trains_as_on_one_device(cluster: Cluster, strategy: str, optimizer: str) -> None:
+    same(cluster.run(fit_with, strategy=strategy, optimizer=optimizer))
+
+
+def train_parts(strategy: str, sizes: list[tuple[int, ...]]) -> Values:
+    return compare_function(
+        FUNCTION_FAMILIES["keras-3"]("both", "adam", clip=True),
+        batches("both", [sum(own) for own in sizes]),
+        parts=Parts(sizes),
+        autodist={"strategy_builder": STRATEGIES[strategy]},
+    )
+
+
+@pytest.mark.parametrize("cluster", [THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
+def test_each_worker_may_feed_its_own_part_of_the_batch(cluster: Cluster) -> None:
+    sizes = [(2, 3, 1), (4, 0, 2), (1, 2, 2), (0, 1, 0)]
+    same(cluster.run(train_parts, strategy="servers", sizes=sizes))
+
+
+def refused() -> None:
+    keras.config.set_floatx("float64")
+    with AutoDist(strategy_builder=InShards((0, 1))) as autodist:
+        weights = tf.Variable(np.ones((3, 2)), name="weights")
+        optimizer = keras.optimizers.Adafactor(0.1)
+        optimizer.build([weights])
+
+        @autodist.function
+        def step(x: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.matmul(x, weights) ** 2)
+            optimizer.apply_gradients([(tape.gradient(loss, weights), weights)])
+            return loss
+
+        with pytest.raises(StrategyError, match=r"'weights' cannot be cut into shards: its update uses 'adafactor"):
+            step(np.ones((4, 3)))
+
+
+def left_whole() -> Values:
+    def build(seed: int) -> Any:
+        return FUNCTION_FAMILIES["keras-3"]("sparse", "adagrad", clip=False)(seed)
+
+    options = {"strategy_builder": InShards((0, 1)), "strict": False}
+    return compare_function(build, batches("sparse"), autodist=options)
+
+
+@pytest.mark.parametrize("cluster", [TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
+def test_what_cannot_be_cut_is_refused_or_left_whole_as_the_user_says(cluster: Cluster) -> None:
+    cluster.run(refused)
+    same(cluster.run(left_whole))

@@ -84,7 +84,7 @@ class AloneProgram:
 
     def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
         """One run."""
-        self._served.pull(self._variables)
+        self._served.use(self._variables)
         self._served.keep(self._written.values())
         results = self._executor.run(feeds)
         if self._written:

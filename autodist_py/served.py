@@ -23,7 +23,7 @@ from autodist_py.runtime.held import Held
 from autodist_py.runtime.kept import Kept
 from autodist_py.runtime.parameter_server import Messages, Run
 from autodist_py.runtime.served_values import ServedValues
-from autodist_py.runtime.watched import fill, unwatch, watch
+from autodist_py.runtime.watched import Watch, empty, fill, is_shared, look_for, unwatch, watch
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +68,13 @@ class Served:
         self._held = Held()
         self._old: set[int] = set()
         """The identities of variables whose values on servers are newer than this worker's."""
+        self._let_go: Kept[None] = Kept()
+        """Those that hold nothing here."""
+        self._used_unseen: Kept[None] = Kept()
+        """Those that functions of the user's, or other threads, may read at any time."""
+        self._seen: Kept[None] = Kept()
+        """Those that are cut, and that the script has looked at since the last step."""
+        self._thread = threading.get_ident()
         self._pulling = threading.RLock()
         self._values: ServedValues | None = None
         self._messages: weakref.WeakSet[Messages] = weakref.WeakSet()
@@ -150,9 +157,9 @@ class Served:
         home = self._homes[variable] = self._new_home(rank)
         if rank == self._cluster.rank:
             self._held.add(home.number, variable)
-            watch(variable, self, lambda looked_at: self._held.keep([looked_at]))
+            watch(variable, self, Watch(lambda looked_at: self._held.keep([looked_at]), lambda captured: None))
         else:
-            watch(variable, self, self._look)
+            watch(variable, self, Watch(self._look, self._use_unseen))
 
     def _hold_shards(self, program: CompiledProgram, shards: Shards, variable: tf.Variable) -> dict[str, tf.Variable]:
         """The shards of the variable that this worker has."""
@@ -160,7 +167,7 @@ class Served:
         if variable not in self._cuts and variable not in self._homes:
             homes = tuple(None if rank is None else self._new_home(rank) for rank in ranks)
             self._cuts[variable] = _Cut(CutVariable(variable, shards), homes)
-            watch(variable, self, self._look)
+            watch(variable, self, Watch(self._look, self._use_unseen))
         if variable not in self._cuts or self._cuts[variable].layout != (shards.axis, shards.sizes, tuple(ranks)):
             raise _other_layout(shards.variable)
         cut, homes = self._cuts[variable]
@@ -171,6 +178,7 @@ class Served:
             if name not in bound:
                 continue
             is_new = position not in cut.own
+            self.pull([variable] if is_new else [])
             own[name] = cut.have(variable, position, device)
             if home is not None and is_new:
                 self._held.add(home.number, own[name])
@@ -214,7 +222,9 @@ class Served:
             self,
             read=[each for name, each in variables.items() if name not in served or name in brought],
             written=[each for name, each in variables.items() if name in written],
+            cut=[variables[shards.variable] for shards in program.shards],
             behind=frozenset(id(variables[name]) for name in elsewhere - brought),
+            idle=[each for name, each in variables.items() if name in (elsewhere - brought) & program.idle],
             refreshed=frozenset(id(variables[name]) for name in brought),
             together=program.pace.is_together,
         )
@@ -260,18 +270,51 @@ class Served:
                 with self._held.steady():
                     cut.variable.join(variable, brought)
             self._old -= among
+            for variable, _ in (*whole, *cuts):
+                self._let_go.discard(variable)
+
+    def use(self, variables: Sequence[tf.Variable]) -> None:
+        """A program is about to read these, or to write them: they are as they are wherever they live."""
+        self.pull(variables)
+        look_for(self, variables)
 
     def _look(self, variable: tf.Variable) -> None:
         """Eager code is about to read or write a variable that lives elsewhere, or is cut."""
+        if threading.get_ident() != self._thread:  # It may read while the next step ends.
+            self._used_unseen[variable] = None
         if id(variable) in self._old:
             try:
                 self.pull([variable])
             except WorkerFailedError as error:  # A last checkpoint may still be written, of what is here.
-                what = "'%s' has an old value, as the worker where it lives cannot be asked: %s"
-                _log.warning(what, variable.name, error)
-                self._old.discard(id(variable))  # It is the newest that there is.
+                self._give_up([variable], error)
         if variable in self._cuts:
             self._cuts[variable].variable.looked_at(variable)
+            self._seen[variable] = None
+
+    def _use_unseen(self, variable: tf.Variable) -> None:
+        """From now on a function of the user's may read the variable."""
+        self._used_unseen[variable] = None
+        self._look(variable)
+
+    def _give_up(self, variables: Iterable[tf.Variable], error: AutoDistError) -> None:
+        """Go on with what is here of variables that cannot be brought."""
+        for variable in variables:
+            what = "an old value"
+            if variable in self._let_go:
+                what = "zeros in the place of its value, which is lost"
+                fill(variable, tf.zeros(variable.shape, variable.dtype.base_dtype))
+                self._let_go.discard(variable)
+            why = "'%s' has %s, as the worker where it lives cannot be asked: %s"
+            _log.warning(why, variable.name, what, error)
+            self._old.discard(id(variable))  # There is no newer one.
+
+    def bring_back(self) -> None:
+        """What was let go of is here again, if those who have it can still be asked."""
+        left = [variable for variable, _ in self._let_go.items()]
+        try:
+            self.pull(left)
+        except AutoDistError as error:
+            self._give_up(left, error)
 
     def keep(self, variables: Iterable[tf.Variable]) -> None:
         """This worker's script is about to write these variables: others still see those that live here as they are."""
@@ -280,26 +323,34 @@ class Served:
             if variable in self._cuts:
                 self._look(variable)
 
+    def take_from_others(self, variables: Iterable[tf.Variable]) -> None:
+        """These are cut; those of them that another AutoDist trains, too, may have been written by that."""
+        for variable in filter(is_shared, variables):
+            self._look(variable)
+            look_for(self, [variable])
+            self._cuts[variable].variable.assume_written()
+
     def take_over(self) -> None:
         """Before a step: the shards that live here take what this worker's script has written to their variables."""
-        for variable, cut in self._cuts.items():
-            for shard, value in cut.variable.written(variable):
+        for variable, _ in self._seen.items():
+            for shard, value in self._cuts[variable].variable.written(variable):
                 self._held.keep([shard])
                 with self._held.steady():
                     fill(shard, value)
+        self._seen.clear()
 
-    def sync(self) -> None:
-        """Give this worker's variables the values that they have on servers; every worker calls it.
+    def sync(self, variables: Iterable[tf.Variable] | None = None) -> None:
+        """Give this worker's variables, or some of them, the values that they have on servers; every worker calls it.
 
         None goes on, and writes to them, before all have them.
         """
-        if self._values is None:
-            self._pull_all()
-            return
-        self.pause()
-        self._cluster.barrier(self._key("reached"))
-        self._pull_all()
-        self._cluster.barrier(self._key("synchronized"))
+        wanted = None if variables is None else list(variables)
+        if self._values is not None:
+            self.pause()
+            self._cluster.barrier(self._key("reached"))
+        self._pull_all() if wanted is None else self.pull(wanted)
+        if self._values is not None:
+            self._cluster.barrier(self._key("synchronized"))
 
     def _pull_all(self) -> None:
         self.pull([variable for known in (self._homes, self._cuts) for variable, _ in known.items()])
@@ -310,14 +361,24 @@ class Served:
             if variable in self._cuts:
                 self._look(variable)
 
-    def stepped(self, old: frozenset[int], current: frozenset[int]) -> None:
-        """After a step these variables, by identity, are older than those of the servers, and those are not."""
+    def stepped(self, old: frozenset[int], current: frozenset[int], idle: Iterable[tf.Variable] = ()) -> None:
+        """After a step these variables, by identity, are older than those of the servers, and those are not.
+
+        The memory of the `idle` ones, which no step of this worker's uses, is let go of.
+        """
         with self._pulling:  # What another thread is being given is of before the step.
+            self._thread = threading.get_ident()
             self._old |= old
             self._old -= current
+            for variable in idle:
+                if variable not in self._let_go and variable not in self._used_unseen:
+                    self._let_go[variable] = None
+                    empty(variable)
 
     def forget_newer(self, variable: tf.Variable) -> None:
         """The variable was written here, by the user: a server's value is no newer."""
+        if variable in self._let_go:  # It was not, on this worker.
+            self.pull([variable])
         self._old.discard(id(variable))
 
     # -- Together with the others -------------------------------------------------------------------------------------
@@ -345,6 +406,7 @@ class Served:
         for messages in list(self._messages):
             messages.close()
         self._apart.clear()
+        self.bring_back()
         if self._values is not None:
             atexit.unregister(self._leave_at_exit)
             self._values.close()
@@ -353,9 +415,8 @@ class Served:
             unwatch(variable, self)
         self._held.clear()
         self._old.clear()
-        self._homes.clear()
-        self._cuts.clear()
-        self._nodes.clear()
+        for kept in (self._homes, self._cuts, self._nodes, self._let_go, self._used_unseen, self._seen):
+            kept.clear()
 
     def _leave_at_exit(self) -> None:
         with suppress(AutoDistError):  # The run has failed: its cause is shown.
@@ -372,12 +433,18 @@ class ServedCopies:
         *,
         read: Sequence[tf.Variable],
         written: Sequence[tf.Variable],
+        cut: Sequence[tf.Variable],
         behind: frozenset[int],
+        idle: Sequence[tf.Variable],
         refreshed: frozenset[int],
         together: bool,
     ):
-        """The program reads `read`, and writes `written` itself; its steps leave `behind`, and bring `refreshed`."""
-        self._served, self._read, self._written = served, list(read), list(written)
+        """The program reads `read`, and writes `written` itself; it has the shards of `cut`.
+
+        Its steps leave `behind`, of which it does not use `idle`, and bring `refreshed`.
+        """
+        self._served, self._read, self._written, self._cut = served, list(read), list(written), list(cut)
+        self._idle = list(idle)
         self._behind, self._refreshed = behind, refreshed
         self._together = together
 
@@ -385,13 +452,14 @@ class ServedCopies:
         """Bring what the program reads up to date; for a step of all, after others that each takes by itself, meet."""
         if self._together and self._served.are_apart:
             self._served.pause()
-        self._served.pull(self._read)
+        self._served.use(self._read)
+        self._served.take_from_others(self._cut)
         self._served.take_over()
         self._served.note_written(self._written)
 
     def after_step(self) -> None:
         """Note what the step has changed elsewhere."""
-        self._served.stepped(self._behind, self._refreshed)
+        self._served.stepped(self._behind, self._refreshed, self._idle)
 
     def after_failed_step(self) -> None:
         """Note what the step may have changed elsewhere, and has not brought."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autodist_py.kernel.analysis import analyse, require_replicated_writes
 from autodist_py.kernel.device import Place
 from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
-from autodist_py.kernel.names import on_replica
+from autodist_py.kernel.names import captured_name, on_replica, op_of
 from autodist_py.kernel.passes.combine import Combine
 from autodist_py.kernel.passes.fetch import Fetch
 from autodist_py.kernel.passes.order import Order
@@ -67,6 +67,7 @@ class CompiledProgram:
         servers: what this worker runs as a server, in order.
         held: for each variable that lives on a server of several workers, the server's rank.
         refreshed: those of them whose new values the step brings to this worker.
+        idle: the item's variables that nothing trains, and which no op on this worker uses.
         launches: its collectives, in launch order.
         next_instance_key: the first instance key that it does not use.
     """
@@ -84,6 +85,7 @@ class CompiledProgram:
     servers: tuple[ServerProgram, ...]
     held: Mapping[str, int]
     refreshed: frozenset[str]
+    idle: frozenset[str]
     launches: tuple[Launch, ...]
     next_instance_key: int
 
@@ -151,6 +153,7 @@ def compile(
         servers=program.servers,
         held=program.held,
         refreshed=program.refreshed,
+        idle=_idle(item, program),
         launches=program.launches,
         next_instance_key=program.next_instance_key,
     )
@@ -173,3 +176,23 @@ def _bound(program: Program) -> Iterator[BoundVariable]:
             op = on_replica(replica, handle)
             if op not in asked or users[op] or op in served:
                 yield BoundVariable(op, handle, replica)
+
+
+def _idle(item: GraphItem, program: Program) -> frozenset[str]:
+    """Reads whose results nobody reads, as Keras's embeddings leave behind, are no use."""
+    state = {variable.name for variable in item.variables} - {gradient.variable for gradient in item.gradients}
+    if not program.held and not program.shards:
+        return frozenset()
+    graph, wanted = program.graph, {op_of(name) for name in (*program.fetches, *program.run_ops)}
+    used = {
+        node.name
+        for one in program.servers
+        for part in (one.update, one.answer)
+        for node in part.graph.of_type({VARIABLE_OP})
+    }
+    for node in graph.of_type({VARIABLE_OP}):
+        for user in graph.dataflow_consumers([node.name]):
+            is_read = graph.nodes[user].op == "ReadVariableOp" and user not in wanted
+            if not is_read or graph.dataflow_consumers([user]):
+                used.add(node.name)
+    return frozenset(state - {captured_name(name) for name in used})

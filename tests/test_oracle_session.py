@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from autodist_py import AutoDist
+from autodist_py.strategy_builders.base import StrategyBuilder
 from tests.cluster_pool import TWO_REPLICAS, TWO_WORKERS, UNEVEN_WORKERS, Cluster
 from tests.cluster_pool import same_on_all_workers as same
 from tests.oracle import GraphTraining, Values, assert_close, compare_graph, session_values
@@ -105,9 +106,9 @@ class Sessions:
 
 
 @contextmanager
-def sessions(more: Callable[[], Any] = lambda: None) -> Iterator[Sessions]:
+def sessions(more: Callable[[], Any] = lambda: None, builder: StrategyBuilder | None = None) -> Iterator[Sessions]:
     """`graph_in_full`, and what `more` adds to the graph."""
-    with AutoDist() as autodist:
+    with AutoDist(strategy_builder=builder) as autodist:
         with tf.Graph().as_default() as single:
             training = graph_in_full()
             more()
@@ -167,8 +168,9 @@ def test_a_scalar_may_be_fed_or_keep_its_default(cluster: Cluster):
     same(cluster.run(fed_values))
 
 
-def evaluate_alone() -> Values:
-    with sessions() as both:
+def evaluate_alone(builder: StrategyBuilder | None = None) -> Values:
+    """Workers fetch by themselves, in turns, while the others wait in their next step."""
+    with sessions(builder=builder) as both:
         for number in range(4):
             both.step(number)
             if both.autodist.rank == number % both.autodist.num_workers:

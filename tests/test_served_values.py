@@ -2,7 +2,9 @@
 
 import os
 import tempfile
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ import tensorflow as tf
 
 from autodist_py import AutoDist
 from autodist_py.runtime import served_values
+from autodist_py.runtime.watched import peek
 from autodist_py.strategy_builders.base import StrategyBuilder
 from autodist_py.strategy_builders.parameter_server import PS
+from autodist_py.strategy_builders.partitioned import ShardedOptimizer
 from tests.cluster_pool import THREE_WORKERS, TWO_WORKERS, UNEVEN_WORKERS, Cluster
 from tests.fit_oracle import X, Y, compare, compiled, fitted, named
 from tests.oracle import assert_close
@@ -169,3 +173,117 @@ def resumed(folder: str) -> dict[str, Any]:
 @on_two
 def test_fit_goes_on_after_it_trained(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run(resumed, folder=str(tmp_path))
+
+
+# -- Memory -----------------------------------------------------------------------------------------------------------
+
+
+def held_bytes(variables: Sequence[tf.Variable]) -> int:
+    """What this worker holds of the variables, as they are, without a look."""
+    return sum(peek(variable).shape.num_elements() * variable.dtype.size for variable in variables)
+
+
+def remembered(builder: StrategyBuilder, together: bool) -> dict[str, int]:
+    """What of Adam's state each worker holds after some steps: the user's variables, and shards."""
+    keras.config.set_floatx("float64")
+    alone, model = (keras.Sequential([keras.layers.Dense(30), keras.layers.Dense(7)]) for _ in range(2))
+    alone(X), model(X)
+    model.set_weights(alone.get_weights())
+    alone.compile(keras.optimizers.Adam(0.05), "mse")
+    alone.fit(X, np.zeros((len(X), 7)), batch_size=8, verbose=0, epochs=2, shuffle=False)
+    with AutoDist(strategy_builder=builder) as autodist, autodist.scope():
+        model.compile(keras.optimizers.Adam(0.05), "mse")
+        model.fit(X, np.zeros((len(X), 7)), batch_size=8, verbose=0, epochs=2, shuffle=False)
+        state = [one.value for one in model.optimizer.variables if len(one.shape)]
+        shards = [shard for _, cut in autodist._compiler.served._cuts.items() for shard in cut.variable.own.values()]
+        weights = {weight.path for weight in model.trainable_variables}
+        ours = [one for one in shards if one.name.rpartition("/part_")[0] not in weights]
+        held = {"user": held_bytes(state), "shards": held_bytes(ours)}
+        held["all"] = sum(one.shape.num_elements() * one.dtype.size for one in state)
+        if not together:
+            assert_same_state(model, alone)
+    assert_same_state(model, alone)
+    return held
+
+
+def assert_same_state(model: keras.Model, alone: keras.Model) -> None:
+    for one, wanted in zip(model.optimizer.variables, alone.optimizer.variables, strict=True):
+        assert_close(one.numpy(), wanted.numpy(), wanted.path, 1e-8)
+
+
+@pytest.mark.parametrize("cluster", [THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
+def test_each_worker_holds_its_part_of_the_optimizers_state(cluster: Cluster) -> None:
+    held = cluster.run(remembered, builder=ShardedOptimizer(), together=False)
+    everything = held[0]["all"]
+    assert [one["user"] for one in held] == [0, 0, 0]
+    assert sum(one["shards"] for one in held) == everything
+    for one in held:
+        assert abs(one["shards"] - everything / 3) <= 4 * 2 * 8 * 30, "but for the remainders of four variables"
+
+
+@shaped
+def test_the_optimizers_state_is_once_in_the_cluster(cluster: Cluster) -> None:
+    held = cluster.run(remembered, builder=Spread((1,)), together=True)
+    others = [one["user"] for rank, one in enumerate(held) if rank != 1]
+    assert others == [0] * len(others)
+    assert held[1]["user"] == held[1]["all"]
+
+
+def read_unseen(builder: StrategyBuilder) -> None:
+    """A function that is traced while the state is elsewhere, and another thread, may read it at any time."""
+    alone = Trained()
+    plain = tf.function(alone.step)
+    with AutoDist(strategy_builder=builder) as autodist:
+        trained = Trained()
+        step = autodist.function(trained.step)
+
+        def steps(count: int) -> None:
+            for _ in range(count):
+                plain(X)
+                step(X)
+
+        steps(2)
+        assert held_bytes(trained.slots[:2]) == 0 or autodist.rank == 1
+        sums = tf.function(lambda: tf.reduce_sum(trained.slots[0]))
+        assert_close(sums(), tf.reduce_sum(alone.slots[0]), "when it is traced")
+        steps(2)
+        autodist.sync()
+        assert_close(sums(), tf.reduce_sum(alone.slots[0]), "after sync()")
+        steps(1)
+        assert sums().shape == ()
+        assert peek(trained.slots[0]).shape == trained.slots[0].shape
+        shapes = []
+        looking = threading.Thread(target=lambda: shapes.append(trained.slots[1].numpy().shape))
+        looking.start()
+        looking.join(60)
+        steps(1)
+        assert peek(trained.slots[1]).shape == shapes[0] == trained.slots[1].shape
+        require_equal(trained, alone)
+
+
+@on_two
+@pytest.mark.parametrize("builder", [Spread((1,)), InShards((1, 0))], ids=["whole", "shards"])
+def test_what_may_be_read_unseen_is_not_let_go(cluster: Cluster, builder: StrategyBuilder) -> None:
+    cluster.run(read_unseen, builder=builder)
+
+
+def two_at_once(builder: StrategyBuilder) -> None:
+    """Two AutoDists train the same variables in turns; another of their programs only reads the state."""
+    alone = Trained()
+    plain = tf.function(alone.step)
+    with AutoDist(strategy_builder=builder) as first, AutoDist(strategy_builder=builder) as second:
+        trained = Trained()
+        steps = [first.function(trained.step), second.function(trained.step)]
+        norm = second.function(lambda: tf.add_n([tf.norm(slot) for slot in trained.slots]))
+        for number in (0, 0, 1, 0, 1, 1):
+            plain(X)
+            steps[number](X)
+            assert_close(norm(), sum(tf.norm(slot) for slot in alone.slots), "norm")
+        require_equal(trained, alone)
+    require_equal(trained, alone)
+
+
+@on_two
+@pytest.mark.parametrize("builder", [Spread((1,)), InShards((1, 0))], ids=["whole", "shards"])
+def test_two_autodists_may_train_the_same_variables_in_turns(cluster: Cluster, builder: StrategyBuilder) -> None:
+    cluster.run(two_at_once, builder=builder)

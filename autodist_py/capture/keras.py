@@ -220,7 +220,7 @@ class HookedModel:
 
         def sync(epoch: int, logs: Any) -> None:
             self._require_same_data()
-            self._workers.sync()
+            self._workers.sync(self._variables)
             if logs is not None and self._workers.are_apart():
                 own = json.dumps({name: float(value) for name, value in logs.items()})
                 logs.update(json.loads(self._workers.compare(own.encode())[0]))

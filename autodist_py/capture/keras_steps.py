@@ -46,7 +46,7 @@ class Workers:
     looks_ahead: bool
     compare: Callable[[bytes], Mapping[int, bytes]]
     take_chiefs: Callable[[Iterable[tf.Variable]], None]
-    sync: Callable[[], None]
+    sync: Callable[[Iterable[tf.Variable]], None]
     pull: Callable[[Iterable[tf.Variable]], None]
     are_apart: Callable[[], bool]
 

@@ -57,6 +57,11 @@ class CutVariable:
         if self._seen is None:
             self._seen = peek(variable)  # It shares memory until the variable is written.
 
+    def assume_written(self) -> None:
+        """The variable may have been written, whatever the script looked at."""
+        with tf_adapter.eagerly():
+            self._seen = tf.zeros([0])
+
     def written(self, variable: tf.Variable) -> Iterator[tuple[tf.Variable, tf.Tensor]]:
         """This worker's shards, and what the script has written to them since it looked; nothing where it only read."""
         seen, self._seen = self._seen, None

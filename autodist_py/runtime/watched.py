@@ -1,35 +1,62 @@
 """Variables of the user's whose values may be elsewhere: it is known before eager code reads or writes one.
 
 A watched variable's class is one made of its own, in which the handle, by which TensorFlow reads and writes, says so
-first. While a function is traced nothing is said: it reads the variable when it runs, as it is then.
+first. A function that the user's code traces captures the handle once, and reads the variable unseen ever after: that
+is said, too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import tensorflow as tf
 
 from autodist_py import tf_adapter
 
-_LOOKS = "_autodist_looks"
+_WATCHES = "_autodist_watches"
 _OWN = "_autodist_own_class"
 
 
-def watch(variable: tf.Variable, owner: object, look: Callable[[tf.Variable], None]) -> None:
-    """Call `look(variable)` before eager code reads or writes the variable, until its owner lets go of it."""
-    vars(variable).setdefault(_LOOKS, {})[id(owner)] = look
+class Watch(NamedTuple):
+    """Whom a variable tells.
+
+    Attributes:
+        look: eager code is about to read or write it.
+        captured: a function of the user's, which is being traced, may read or write it whenever it runs.
+    """
+
+    look: Callable[[tf.Variable], None]
+    captured: Callable[[tf.Variable], None]
+
+
+def watch(variable: tf.Variable, owner: object, watch: Watch) -> None:
+    """Tell `watch` of what is about to happen to the variable, until its owner lets go of it."""
+    vars(variable).setdefault(_WATCHES, {})[id(owner)] = watch
     if not hasattr(type(variable), _OWN):
         variable.__class__ = _watched(cast(Any, type(variable)))
 
 
 def unwatch(variable: tf.Variable, owner: object) -> None:
-    """The owner's look is gone; without any, the variable is of its own class again."""
-    looks = vars(variable).get(_LOOKS, {})
-    looks.pop(id(owner), None)
-    if not looks and hasattr(type(variable), _OWN):
+    """The owner is told no more; without any, the variable is of its own class again."""
+    watches = vars(variable).get(_WATCHES, {})
+    watches.pop(id(owner), None)
+    if not watches and hasattr(type(variable), _OWN):
         variable.__class__ = _own_class(variable)
-        vars(variable).pop(_LOOKS, None)
+        vars(variable).pop(_WATCHES, None)
+
+
+def is_shared(variable: tf.Variable) -> bool:
+    """Whether several owners watch the variable."""
+    return hasattr(type(variable), _OWN) and len(vars(variable).get(_WATCHES, {})) > 1
+
+
+def look_for(owner: object, variables: Iterable[tf.Variable]) -> None:
+    """A program of the owner's is about to use these: others who watch them are told, as of eager code."""
+    for variable in variables:
+        if hasattr(type(variable), _OWN):
+            for other, watch in tuple(vars(variable).get(_WATCHES, {}).items()):
+                if other != id(owner):
+                    watch.look(variable)
 
 
 def fill(variable: tf.Variable, value: tf.Tensor) -> None:
@@ -37,6 +64,14 @@ def fill(variable: tf.Variable, value: tf.Tensor) -> None:
     handle = _handle(variable)
     with tf_adapter.eagerly(), tf.device(handle.device):
         tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
+def empty(variable: tf.Variable) -> None:
+    """Let go of the memory of the variable's value, without a look; who reads it must fill it before."""
+    handle = _handle(variable)
+    with tf_adapter.eagerly(), tf.device(handle.device):
+        nothing = tf.zeros([0], variable.dtype.base_dtype)
+        tf.raw_ops.AssignVariableOp(resource=handle, value=nothing, validate_shape=False)
 
 
 def peek(variable: tf.Variable) -> tf.Tensor:
@@ -56,11 +91,15 @@ def _own_class(variable: tf.Variable) -> Any:
 
 @cache
 def _watched(kind: Any) -> type:
+    own = kind.handle
+
     def handle(self: tf.Variable) -> tf.Tensor:
-        if tf.executing_eagerly():
-            for look in tuple(vars(self).get(_LOOKS, {}).values()):
-                look(self)
-        return kind.handle.fget(self)  # Asked anew each time: capture puts a property of its own there for a while.
+        for watch in tuple(vars(self).get(_WATCHES, {}).values()):
+            if tf.executing_eagerly():
+                watch.look(self)
+            elif kind.handle is own:  # While we capture, a property of ours is there.
+                watch.captured(self)
+        return kind.handle.fget(self)
 
     names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(kind.__name__, (kind,), {**names, "handle": property(handle), _OWN: kind})

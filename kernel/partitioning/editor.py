@@ -35,13 +35,10 @@ class Editor:
         """The op stands in the place of the captured one of its name."""
         self._replaced[node.name] = node
 
-    def put_wait(self, op: str, controls: Sequence[str]) -> None:
-        """In the place of the captured op stands one that only waits, for what it waited for and for `controls`."""
-        node = self.view.nodes[op]
-        waits = dict.fromkeys(
-            [*(name for name in node.input if name.startswith("^")), *(f"^{one}" for one in controls)]
-        )
-        self.put(tf.compat.v1.NodeDef(name=op, op="NoOp", device=node.device, input=list(waits)))
+    def put_wait(self, op: str, others: Sequence[str]) -> None:
+        """In the place of the captured op stands one that only waits for others."""
+        waits = (f"^{other}" for other in others)
+        self.put(tf.compat.v1.NodeDef(name=op, op="NoOp", device=self.view.nodes[op].device, input=waits))
 
     def put_identity(self, op: str, tensor: str) -> None:
         """In the place of the captured op, which has one result, stands one that passes on `tensor`."""

@@ -167,10 +167,11 @@ class _Cutting:
     def _forget(self, variable: Variable) -> None:
         """Nothing uses the variable as a whole any more: of what does, only its shape is asked."""
         for op in sorted(self._view.dataflow_consumers([variable.name]) - self._cut.rules.keys()):
-            if self._view.nodes[op].op == "ReadVariableOp":
+            node = self._view.nodes[op]
+            if node.op == "ReadVariableOp":
                 for consumer in self._view.dataflow_consumers([op]):
                     self._put_shape(variable, consumer)
-                self._editor.put_wait(op, ())
+                self._editor.put_wait(op, [name[1:] for name in node.input if name.startswith("^")])
             self._put_shape(variable, op)
         self._editor.drop(variable.name)
 

@@ -44,9 +44,9 @@ class Traffic(NamedTuple):
     def __add__(self, other: "Traffic") -> "Traffic":  # type: ignore[override]
         return Traffic(self.nbytes + other.nbytes, self.per_row + other.per_row, self.per_use + other.per_use)
 
-    def shared_by(self, shards: int) -> "Traffic":
-        """What one of so many shards has of it, on average."""
-        return Traffic(self.nbytes / shards, self.per_row / shards, self.per_use / shards)
+    def share(self, share: float) -> "Traffic":
+        """What a shard of that share of the variable has of it, if the rows that are used are spread evenly."""
+        return Traffic(self.nbytes * share, self.per_row * share, self.per_use * share)
 
     def __str__(self) -> str:
         sizes = zip(self, ("", " a row", " a use"), strict=True)
@@ -79,15 +79,17 @@ class Plan:
         """
         found: dict[Link, Traffic] = defaultdict(Traffic)
         variable, is_sparse = self.item.variable(name), name in self._sparse
-        synchronizers = self.strategy.node(name).synchronizers
-        for synchronizer in synchronizers:
+        node = self.strategy.node(name)
+        length = variable.shape[node.axis] if node.shards else 1
+        parts = node.synchronizers * (1 if node.part_config else node.num_shards)
+        for synchronizer, size in zip(parts, node.sizes(length), strict=True):
             flows = (
                 self._ring(variable, is_sparse, synchronizer)
                 if isinstance(synchronizer, AllReduceSynchronizer)
                 else self._served(variable, is_sparse, synchronizer)
             )
             for link, traffic in flows:
-                found[link] += traffic.shared_by(len(synchronizers))
+                found[link] += traffic.share(size / length)
         return dict(found)
 
     def links(self) -> dict[Link, Traffic]:

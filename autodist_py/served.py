@@ -106,10 +106,11 @@ class Served:
         def at_home(node: Node) -> Node:
             if variables[node.var_name] in self._nodes:
                 return replace(self._nodes[variables[node.var_name]], var_name=node.var_name)
-            if node.var_name not in homes or not isinstance(node.synchronizer, PSSynchronizer):
+            served = [one for one in node.every_synchronizer if isinstance(one, PSSynchronizer)]
+            if node.var_name not in homes or not served:
                 return node
             device = self._devices[homes[node.var_name]]
-            return replace(node, synchronizer=replace(node.synchronizer, reduction_destination=device))
+            return Node(node.var_name, replace(served[0], reduction_destination=device))
 
         return replace(strategy, node_config=tuple(map(at_home, strategy.node_config)))
 
@@ -166,7 +167,7 @@ class Served:
         ranks = [program.held.get(name) for name in shards.names]
         if variable not in self._cuts and variable not in self._homes:
             homes = tuple(None if rank is None else self._new_home(rank) for rank in ranks)
-            self._cuts[variable] = _Cut(CutVariable(variable, shards), homes)
+            self._cuts[variable] = _Cut(CutVariable(variable, shards, is_together=program.pace.is_together), homes)
             watch(variable, self, Watch(self._look, self._use_unseen))
         if variable not in self._cuts or self._cuts[variable].layout != (shards.axis, shards.sizes, tuple(ranks)):
             raise _other_layout(shards.variable)
@@ -288,8 +289,9 @@ class Served:
             except WorkerFailedError as error:  # A last checkpoint may still be written, of what is here.
                 self._give_up([variable], error)
         if variable in self._cuts:
-            self._cuts[variable].variable.looked_at(variable)
-            self._seen[variable] = None
+            with self._pulling:
+                self._cuts[variable].variable.looked_at(variable)
+                self._seen[variable] = None
 
     def _use_unseen(self, variable: tf.Variable) -> None:
         """From now on a function of the user's may read the variable."""
@@ -328,16 +330,18 @@ class Served:
         for variable in filter(is_shared, variables):
             self._look(variable)
             look_for(self, [variable])
-            self._cuts[variable].variable.assume_written()
 
     def take_over(self) -> None:
         """Before a step: the shards that live here take what this worker's script has written to their variables."""
-        for variable, _ in self._seen.items():
-            for shard, value in self._cuts[variable].variable.written(variable):
-                self._held.keep([shard])
-                with self._held.steady():
-                    fill(shard, value)
-        self._seen.clear()
+        with self._pulling:
+            for variable, _ in self._seen.items():
+                if id(variable) in self._old:
+                    continue  # Nobody has looked since the last step.
+                for shard, value in self._cuts[variable].variable.written(variable):
+                    self._held.keep([shard])
+                    with self._held.steady():
+                        fill(shard, value)
+            self._seen.clear()
 
     def sync(self, variables: Iterable[tf.Variable] | None = None) -> None:
         """Give this worker's variables, or some of them, the values that they have on servers; every worker calls it.
@@ -361,15 +365,24 @@ class Served:
             if variable in self._cuts:
                 self._look(variable)
 
-    def stepped(self, old: frozenset[int], current: frozenset[int], idle: Iterable[tf.Variable] = ()) -> None:
+    def stepped(
+        self,
+        old: frozenset[int],
+        current: frozenset[int],
+        cut: Iterable[tf.Variable] = (),
+        idle: Iterable[tf.Variable] = (),
+    ) -> None:
         """After a step these variables, by identity, are older than those of the servers, and those are not.
 
-        The memory of the `idle` ones, which no step of this worker's uses, is let go of.
+        Those that are `cut` may have other shards than they were brought from. The memory of the `idle` ones, which no
+        step of this worker's uses, is let go of.
         """
         with self._pulling:  # What another thread is being given is of before the step.
             self._thread = threading.get_ident()
             self._old |= old
             self._old -= current
+            for variable in cut:
+                self._cuts[variable].variable.forget()
             for variable in idle:
                 if variable not in self._let_go and variable not in self._used_unseen:
                     self._let_go[variable] = None
@@ -459,7 +472,7 @@ class ServedCopies:
 
     def after_step(self) -> None:
         """Note what the step has changed elsewhere."""
-        self._served.stepped(self._behind, self._refreshed, self._idle)
+        self._served.stepped(self._behind, self._refreshed, self._cut, self._idle)
 
     def after_failed_step(self) -> None:
         """Note what the step may have changed elsewhere, and has not brought."""

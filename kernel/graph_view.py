@@ -287,8 +287,8 @@ class GraphView:
     def dataflow_order(self, ops: Collection[str]) -> Iterator[str]:
         """`ops`, each after those of them that it reads; loops of TensorFlow 1 are entered anywhere."""
         seen: set[str] = set()
-        for end in self.nodes:
-            pending = [(end, False)] if end in ops else []
+        for end in sorted(ops, key=self._positions.__getitem__):
+            pending = [(end, False)]
             while pending:
                 name, ready = pending.pop()
                 if ready:
@@ -297,6 +297,11 @@ class GraphView:
                     seen.add(name)
                     pending.append((name, True))
                     pending += [(other, False) for other in self._read_by[name] if other in ops and other not in seen]
+
+    @cached_property
+    def _positions(self) -> Mapping[str, int]:
+        """For each op, where it stands in the graph."""
+        return {name: position for position, name in enumerate(self.nodes)}
 
     @cached_property
     def _read_by(self) -> Mapping[str, Sequence[str]]:

@@ -162,6 +162,13 @@ class Node:
         return parts or ((self.synchronizer,) if self.synchronizer else ())
 
     @property
+    def every_synchronizer(self) -> tuple[PSSynchronizer | AllReduceSynchronizer, ...]:
+        """Those in force, and the node's own, where it has shards: it is in force where the variable cannot be cut."""
+        return (
+            (self.synchronizer, *self.synchronizers) if self.synchronizer and self.part_config else self.synchronizers
+        )
+
+    @property
     def _shards_per_axis(self) -> tuple[int, ...]:
         return tuple(map(int, self.partitioner.split(","))) if self.partitioner else ()
 
@@ -214,7 +221,7 @@ class Strategy:
         """
         paces: dict[Pace, str] = {}
         for node in self.node_config:
-            for one in node.synchronizers:
+            for one in node.every_synchronizer:
                 paces.setdefault(one.pace if isinstance(one, PSSynchronizer) else Pace(), node.var_name)
         if len(paces) > 1:
             (first, variable), (second, other), *_ = paces.items()
@@ -372,7 +379,7 @@ def _rows(node: Node, label: str) -> Iterator[tuple[object, ...]]:
         synchronizer or "",
         "" if synchronizer is None else synchronizer.group,
         "" if synchronizer is None else synchronizer.compressor.replace("NoneCompressor", ""),
-        node.partitioner,
+        f"{node.partitioner} ({', '.join(map(str, node.part_sizes))})" if node.part_sizes else node.partitioner,
     )
     for index, part in enumerate(node.part_config):
         yield from _rows(part, f"  shard {index}")

@@ -65,7 +65,7 @@ class PSLoadBalancing(Serving):
         """Equal sizes are placed by name, and equally loaded servers filled in the order of the nodes."""
         loads = dict.fromkeys(resources.server_devices, 0)
         placed: dict[str, str] = {}
-        for together in sorted(_updated_together(item), key=lambda group: (-_nbytes(group), group[0].name)):
+        for together in sorted(updated_together(item), key=lambda group: (-_nbytes(group), group[0].name)):
             server = min(loads, key=loads.__getitem__)
             loads[server] += _nbytes(together)
             placed |= {variable.name: server for variable in together}
@@ -76,7 +76,7 @@ def _nbytes(variables: Iterable[Variable]) -> int:
     return sum(variable.nbytes for variable in variables)
 
 
-def _updated_together(item: GraphItem) -> list[list[Variable]]:
+def updated_together(item: GraphItem) -> list[list[Variable]]:
     """The trainable variables, those together that an op updates together."""
     graph: nx.Graph[str] = nx.Graph()
     for variable in item.trainable_variables:

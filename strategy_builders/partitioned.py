@@ -1,5 +1,6 @@
 """Builders that cut variables into shards: over servers, or for collectives of smaller messages."""
 
+import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from autodist_py.proto.graph_item import GraphItem, Variable
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import AllReduceSynchronizer, Node, PSSynchronizer, Strategy
 from autodist_py.strategy_builders.all_reduce import AllReduce
-from autodist_py.strategy_builders.parameter_server import Serving
+from autodist_py.strategy_builders.parameter_server import Serving, updated_together
 
 MIN_SHARD_BYTES = 1 << 18
 """A shard is no smaller, if its builder has a say: a message costs more than a copy of so many bytes."""
@@ -40,10 +41,9 @@ class PartitionedPS(Serving):
         for variable in _largest_first(item.trainable_variables):
             shards = num_shards(variable, 0, len(loads), self.min_shard_bytes)
             servers = _least_loaded(loads, shards)
-            node = served_node(self, variable, 0, servers)
-            for server, size in zip(servers, _shard_bytes(node, variable), strict=True):
+            nodes[variable.name] = _even(served_node(self, variable, 0, servers), variable, loads)
+            for server, size in zip(servers, _shard_bytes(nodes[variable.name], variable), strict=True):
                 loads[server] += size
-            nodes[variable.name] = node
         return _strategy(nodes, item, resources)
 
 
@@ -156,28 +156,44 @@ class ShardedOptimizer:
         """Shards are in the order of the nodes; the largest variable is placed first."""
         builder = Serving()
         loads = dict.fromkeys(resources.server_devices, 0.0)
+        homes = self._homes(item, list(loads))
+        grouped = {variable.name for group in updated_together(item) if len(group) > 1 for variable in group}
         sparse = {variable.name for variable in item.sparse_variables}
         nodes: dict[str, Node] = {}
         for variable in _largest_first(item.trainable_variables):
-            (home,) = _least_loaded(loads, 1)
             axes = [0] if variable.name in sparse else range(len(variable.shape))
             axis = next((axis for axis in axes if variable.shape[axis] >= len(loads)), None)
-            if axis is None or len(loads) == 1:
-                nodes[variable.name] = served_node(builder, variable, 0, [home])
+            if axis is None or len(loads) == 1 or not variable.nbytes:
+                home = homes[variable.name] if variable.name in grouped else _least_loaded(loads, 1)[0]
+                nodes[variable.name] = Node(variable.name, builder.synchronizer(home))
                 loads[home] += variable.nbytes
                 continue
-            node = served_node(builder, variable, axis, list(loads))
-            nodes[variable.name] = replace(node, synchronizer=PSSynchronizer(home))
+            node = _even(served_node(builder, variable, axis, list(loads)), variable, loads)
+            nodes[variable.name] = replace(node, synchronizer=builder.synchronizer(homes[variable.name]))
             for server, size in zip(loads, _shard_bytes(node, variable), strict=True):
                 loads[server] += size
         return _strategy(nodes, item, resources)
 
+    @staticmethod
+    def _homes(item: GraphItem, servers: Sequence[str]) -> dict[str, str]:
+        """Where a variable goes that cannot be cut: together with those that one op updates with it."""
+        loads = dict.fromkeys(servers, 0)
+        found: dict[str, str] = {}
+        groups = ((sum(one.nbytes for one in group), group) for group in updated_together(item))
+        for nbytes, group in sorted(groups, key=lambda pair: (-pair[0], pair[1][0].name)):
+            home = min(loads, key=loads.__getitem__)
+            loads[home] += nbytes
+            found |= {variable.name: home for variable in group}
+        return found
+
 
 def num_shards(variable: Variable, axis: int, most: int, min_shard_bytes: int) -> int:
     """How many shards a variable has at best: `most` at most, and none empty or smaller than that."""
-    if not variable.shape:
+    if not variable.nbytes or not variable.shape:
         return 1
-    return max(1, min(most, variable.shape[axis], variable.nbytes // min_shard_bytes))
+    length = variable.shape[axis]
+    least = math.ceil(min_shard_bytes * length / variable.nbytes)  # Of the elements along the axis.
+    return max(1, min(most, length // least))
 
 
 def proportional(length: int, shares: Sequence[float]) -> tuple[int, ...]:
@@ -246,6 +262,16 @@ def _least_loaded(loads: dict[str, float], count: int) -> list[str]:
     """So many servers, in their own order."""
     chosen = sorted(loads, key=loads.__getitem__)[:count]
     return [server for server in loads if server in chosen]
+
+
+def _even(node: Node, variable: Variable, loads: dict[str, float]) -> Node:
+    """The node, where shards that are larger by one go to those servers that have the fewest bytes."""
+    if not node.shards:
+        return node
+    servers = [one.reduction_destination for one in node.synchronizers if isinstance(one, PSSynchronizer)]
+    even, more = divmod(variable.shape[node.axis], len(servers))
+    larger = sorted(servers, key=loads.__getitem__)[:more]
+    return replace(node, part_sizes=tuple(even + (server in larger) for server in servers)) if more else node
 
 
 def _shard_bytes(node: Node, variable: Variable) -> list[float]:

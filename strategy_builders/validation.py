@@ -29,7 +29,7 @@ def validate_strategy(strategy: Strategy, item: GraphItem, resources: ResourceSp
     _ = strategy.pace
     sparse = {variable.name for variable in item.sparse_variables}
     for node in strategy.node_config:
-        servers = [one.reduction_destination for one in node.synchronizers if isinstance(one, PSSynchronizer)]
+        servers = [one.reduction_destination for one in node.every_synchronizer if isinstance(one, PSSynchronizer)]
         _check_devices(servers, resources, f"reduction_destination of variable {node.var_name!r}")
         _check_partitioner(node, item.variable(node.var_name).shape)
         _check_compressor(node, node.var_name in sparse)
@@ -71,7 +71,7 @@ def _check_partitioner(node: Node, shape: tuple[int, ...]) -> None:
 
 
 def _check_compressor(node: Node, is_sparse: bool) -> None:
-    if is_sparse and any(one.compressor == "PowerSGDCompressor" for one in node.synchronizers):
+    if is_sparse and any(one.compressor == "PowerSGDCompressor" for one in node.every_synchronizer):
         raise StrategyError(
             f"variable {node.var_name!r} has a sparse gradient, which PowerSGDCompressor cannot compress; "
             f"use HorovodCompressor or NoneCompressor for it"

@@ -34,6 +34,13 @@ class Shrinking:
         return InShards((0, 1), axis=int(len(item.trainable_variables) == 1)).build(item, resources)
 
 
+class Cutting:
+    """Whole, and in shards where it is trained by itself."""
+
+    def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
+        return (SHARDS if len(item.trainable_variables) == 1 else ONE).build(item, resources)
+
+
 class State:
     """A table, two weights, and state for updates."""
 
@@ -242,7 +249,9 @@ def two_programs(builder: StrategyBuilder) -> Values:
         return {name: getattr(both[1], name).numpy() for name in ("a", "b")}
 
 
-@pytest.mark.parametrize("builder", [PSLoadBalancing(), SHARDS, Shrinking()], ids=["whole", "shards", "other-shards"])
+@pytest.mark.parametrize(
+    "builder", [PSLoadBalancing(), SHARDS, Shrinking(), Cutting()], ids=["whole", "shards", "other-shards", "cut-later"]
+)
 def test_a_variable_stays_on_the_server_that_it_has(cluster: Cluster, builder: StrategyBuilder) -> None:
     same(cluster.run(two_programs, builder=builder))
 

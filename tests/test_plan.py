@@ -10,12 +10,14 @@ import pytest
 
 from autodist_py.plan import Link, Plan, Traffic
 from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
+from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
 from autodist_py.proto.strategy import AllReduceSynchronizer, PSSynchronizer, Strategy
 from autodist_py.resources import local_resource_spec
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
 from autodist_py.strategy_builders.mixed import Parallax
 from autodist_py.strategy_builders.parameter_server import PS, PSLoadBalancing
+from autodist_py.strategy_builders.partitioned import PartitionedAR, ShardedOptimizer, UnevenPartitionedPS
 
 ROOT = Path(__file__).resolve().parents[1]
 AUTODIST = [sys.executable, "-c", "from autodist_py.cli import main; main(prog_name='autodist')"]
@@ -58,7 +60,24 @@ def test_a_server_is_sent_gradients_and_sends_values(is_whole: bool) -> None:
     }
 
 
-@pytest.mark.parametrize("builder", [AllReduce(), PSLoadBalancing(), Parallax()])
+def test_a_shard_sends_its_share() -> None:
+    resources = ResourceSpec(tuple(NodeSpec(f"127.0.0.{n}", chief=n == 1, network_bandwidth=float(n)) for n in (1, 2)))
+    strategy = build_strategy(UnevenPartitionedPS(min_shard_bytes=1), ITEM, resources)
+    plan = Plan(ITEM, resources, strategy)
+    assert strategy.node("dense").sizes(100) == (33, 67)
+    wanted = {Link(1, 0): 0.33 + 0.67, Link(0, 1): 0.67 + 0.33}
+    assert {link: round(traffic.nbytes) for link, traffic in plan.traffic("dense").items()} == {
+        link: round(share * DENSE) for link, share in wanted.items()
+    }
+    table = plan.traffic("table")[Link(1, 0)]
+    assert (round(table.per_row, 6), round(table.per_use, 6)) == (
+        round(17 / 50 * INDEX + 33 / 50 * ROW, 6),
+        round(17 / 50 * (ROW + INDEX), 6),
+    )
+    assert re.search(r"^dense .* PS\(127.0.0.1:CPU:0\) PS\(127.0.0.2:CPU:0\) +- +2 +- ", str(plan), re.M)
+
+
+@pytest.mark.parametrize("builder", [AllReduce(), PSLoadBalancing(), Parallax(), ShardedOptimizer(), PartitionedAR()])
 def test_a_worker_alone_sends_nothing(builder: StrategyBuilder) -> None:
     assert plan_of(builder, 1, 2).links() == {}
 

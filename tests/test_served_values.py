@@ -16,6 +16,7 @@ import tensorflow as tf
 from autodist_py import AutoDist
 from autodist_py.runtime import served_values
 from autodist_py.runtime.watched import peek
+from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import StrategyBuilder
 from autodist_py.strategy_builders.parameter_server import PS
 from autodist_py.strategy_builders.partitioned import ShardedOptimizer
@@ -267,23 +268,89 @@ def test_what_may_be_read_unseen_is_not_let_go(cluster: Cluster, builder: Strate
     cluster.run(read_unseen, builder=builder)
 
 
-def two_at_once(builder: StrategyBuilder) -> None:
+def read_by_a_thread(builder: StrategyBuilder) -> None:
+    """Another thread reads all the time while this one trains."""
+    alone = Trained()
+    plain = tf.function(alone.step)
+    ended = threading.Event()
+    with AutoDist(strategy_builder=builder) as autodist:
+        trained = Trained()
+        step = autodist.function(trained.step)
+        step(X), plain(X)
+
+        def read() -> None:
+            while not ended.is_set():
+                trained.values()
+
+        reading = threading.Thread(target=read)
+        if autodist.rank == 1:
+            reading.start()
+        for _ in range(60):
+            step(X), plain(X)
+        ended.set()
+        if autodist.rank == 1:
+            reading.join(60)
+        autodist.sync()
+        require_equal(trained, alone)
+
+
+@on_two
+@pytest.mark.parametrize("builder", [Spread((1,)), InShards((0, 1))], ids=["whole", "shards"])
+def test_another_thread_may_read_while_this_one_trains(cluster: Cluster, builder: StrategyBuilder) -> None:
+    cluster.run(read_by_a_thread, builder=builder)
+
+
+def written_beside(builder: StrategyBuilder) -> None:
+    """Workers take another number of steps by themselves; one of them writes a row in between."""
+    with AutoDist(strategy_builder=builder) as autodist:
+        table = tf.Variable(np.zeros([4, 1]))
+
+        @autodist.function
+        def step() -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(table)
+            table.assign_sub(tape.gradient(loss, table))
+
+        step()
+        if autodist.rank == 0:
+            table.scatter_update(tf.IndexedSlices([[100.0]], [3]))
+            time.sleep(1.0)
+        for _ in range(4):
+            step()
+        autodist.sync()
+        assert list(table.numpy()[:3, 0]) == [-10.0] * 3
+
+
+@on_two
+def test_a_write_between_steps_that_workers_take_by_themselves_is_of_the_row_alone(cluster: Cluster) -> None:
+    cluster.run(written_beside, builder=InShards((0, 1), sync=False))
+
+
+def two_at_once(builder: StrategyBuilder, other: StrategyBuilder, looks: bool) -> None:
     """Two AutoDists train the same variables in turns; another of their programs only reads the state."""
     alone = Trained()
     plain = tf.function(alone.step)
-    with AutoDist(strategy_builder=builder) as first, AutoDist(strategy_builder=builder) as second:
+    with AutoDist(strategy_builder=builder) as first, AutoDist(strategy_builder=other) as second:
         trained = Trained()
         steps = [first.function(trained.step), second.function(trained.step)]
         norm = second.function(lambda: tf.add_n([tf.norm(slot) for slot in trained.slots]))
-        for number in (0, 0, 1, 0, 1, 1):
+        for number in (0, 0, 1, 0, 1, 1, 0):
             plain(X)
             steps[number](X)
-            assert_close(norm(), sum(tf.norm(slot) for slot in alone.slots), "norm")
+            if looks:
+                assert_close(norm(), sum(tf.norm(slot) for slot in alone.slots), "norm")
         require_equal(trained, alone)
     require_equal(trained, alone)
 
 
 @on_two
-@pytest.mark.parametrize("builder", [Spread((1,)), InShards((1, 0))], ids=["whole", "shards"])
-def test_two_autodists_may_train_the_same_variables_in_turns(cluster: Cluster, builder: StrategyBuilder) -> None:
-    cluster.run(two_at_once, builder=builder)
+@pytest.mark.parametrize("looks", [True, False])
+@pytest.mark.parametrize(
+    ("builder", "other"),
+    [(Spread((1,)), Spread((1,))), (InShards((1, 0)), InShards((1, 0))), (InShards((1, 0)), AllReduce())],
+    ids=["whole", "shards", "shards-and-collectives"],
+)
+def test_two_autodists_may_train_the_same_variables_in_turns(
+    cluster: Cluster, builder: StrategyBuilder, other: StrategyBuilder, looks: bool
+) -> None:
+    cluster.run(two_at_once, builder=builder, other=other, looks=looks)

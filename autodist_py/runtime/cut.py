@@ -22,12 +22,14 @@ class CutVariable:
         own: the shards that this worker has, by their positions.
     """
 
-    def __init__(self, variable: tf.Variable, shards: Shards):
-        """This worker has no shard yet."""
+    def __init__(self, variable: tf.Variable, shards: Shards, *, is_together: bool):
+        """This worker has no shard yet; others may change theirs between its steps, unless all step together."""
         self.shards = shards
+        self._is_together = is_together
         self.own: dict[int, tf.Variable] = {}
         self._variable_name, self._dtype = variable.name, variable.dtype.base_dtype
-        self._seen: tf.Tensor | None = None
+        self._joined: list[tf.Tensor] = []
+        """What the variable was made of when it was last brought, if it is still that."""
 
     def specs(self, variable: tf.Variable) -> list[tf.TensorSpec]:
         """The shards' types and names."""
@@ -51,28 +53,32 @@ class CutVariable:
                 for position in range(len(self.shards.sizes))
             ]
             fill(variable, tf.concat(parts, axis=self.shards.axis))
+        self._joined = parts
+
+    def forget(self) -> None:
+        """The variable is not what the shards are any more."""
+        self._joined = []
 
     def looked_at(self, variable: tf.Variable) -> None:
-        """The script is about to read or write the variable, which has the value of its shards."""
-        if self._seen is None:
-            self._seen = peek(variable)  # It shares memory until the variable is written.
-
-    def assume_written(self) -> None:
-        """The variable may have been written, whatever the script looked at."""
-        with tf_adapter.eagerly():
-            self._seen = tf.zeros([0])
+        """The script is about to read or write the variable, which is what the shards were when it was brought."""
+        if not self._is_together and not self._joined:
+            with tf_adapter.eagerly():
+                self._joined = self._parts(peek(variable))
 
     def written(self, variable: tf.Variable) -> Iterator[tuple[tf.Variable, tf.Tensor]]:
-        """This worker's shards, and what the script has written to them since it looked; nothing where it only read."""
-        seen, self._seen = self._seen, None
-        if seen is None:
+        """This worker's shards that the script has written since the variable was brought, and their new values.
+
+        Where workers step together the shards are still what they were then.
+        """
+        if not self.own:
             return
-        value = peek(variable)
-        if self.own and not _is_same(seen, value):
-            with tf_adapter.eagerly():
-                parts = self._parts(value)
+        with tf_adapter.eagerly():
+            parts = self._parts(peek(variable))
             for position, shard in self.own.items():
-                yield shard, parts[position]
+                before = peek(shard) if self._is_together else self._joined[position]
+                if not _is_same(before, parts[position]):
+                    yield shard, parts[position]
+        self._joined = [] if self._is_together else parts
 
     def _parts(self, value: tf.Tensor) -> list[tf.Tensor]:
         return list(tf.split(value, list(self.shards.sizes), axis=self.shards.axis))

@@ -1,19 +1,23 @@
 """Which ops of a step are computed shard by shard, where a variable is cut, and what else needs the variable whole."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
 import tensorflow as tf
 
 from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
-from autodist_py.kernel.names import op_of, parse
+from autodist_py.kernel.names import op_of, parse, shard_name
 from autodist_py.kernel.partitioning.kinds import WRITERS, Kind, Operand, Rule, Rules
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.synchronizers.lookups import Lookup, lookups_of
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient, Variable
 from autodist_py.proto.strategy import Node, PSSynchronizer
+
+_BY_ENTRY = (Kind.ROWS, Kind.INDICES, Kind.POSITIONS)
+_COUNTS = frozenset({"Shape", "Size"})
+"""Op types for which the order of rows makes no difference."""
 
 Shapes = Mapping[str, list[tf.TensorShape]]
 """For each op the shapes of its results, as far as they are known."""
@@ -83,37 +87,80 @@ class Cut:
         return users - self.rules.keys() | users & self.repeated
 
 
-def cut_of(program: Program, shapes: Shapes, node: Node) -> Cut:
+class CannotBeCutError(StrategyError):
+    """A variable's update, or what reads it, does not allow that it is cut; `reason` says why."""
+
+    def __init__(self, variable: str, why: str):
+        self.reason = f"variable '{variable}' cannot be cut into shards: {why}"
+        super().__init__(
+            f"{self.reason}. Leave it whole, as PerVariable({{'{variable}': PS()}}, default=...) does, or give "
+            "AutoDist(strict=False), which leaves whole what cannot be cut"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What is asked of a captured graph for all variables that are cut.
+
+    Attributes:
+        program: before the first pass.
+        shapes: of the graph's tensors.
+        seams: the ops that pass on gradients.
+        forward: what gradients are computed from.
+    """
+
+    program: Program
+    shapes: Shapes
+    seams: frozenset[str]
+    forward: frozenset[str]
+
+    @classmethod
+    def of(cls, program: Program) -> "Captured":
+        """Of the program before its first pass."""
+        view = program.analysis.captured
+        seams = frozenset(op_of(tensor) for gradient in program.item.gradients for tensor in gradient.tensors)
+        raw = (op_of(name) for seam in seams for name in view.nodes[seam].input)
+        return cls(program, shapes_of(view), seams, frozenset(view.dataflow_ancestors(raw)))
+
+
+def cut_of(captured: Captured, node: Node) -> Cut:
     """How the variable of `node` is cut.
 
     Raises:
-        StrategyError: its update, or what reads it, does not allow it; the message names the op.
+        CannotBeCutError: its update, or what reads it, does not allow it; the message names the op.
     """
-    return _Finder(program, shapes, node).cut()
+    return _Finder(captured, node).cut()
 
 
 class _Finder:
-    def __init__(self, program: Program, shapes: Shapes, node: Node):
-        self._program, self._shapes, self._node = program, shapes, node
-        self._view, self._writes = program.analysis.captured, program.analysis.writes
-        self._variable = program.item.variable(node.var_name)
+    def __init__(self, captured: Captured, node: Node):
+        self._captured, self._program, self._node = captured, captured.program, node
+        self._view, self._writes = self._program.analysis.captured, self._program.analysis.writes
+        self._variable = self._program.item.variable(node.var_name)
         self._rules_of = Rules(self._variable.shape, node.axis)
-        self._gradients = tuple(one for one in program.item.gradients if one.variable == node.var_name)
-        seams = {op_of(tensor) for gradient in program.item.gradients for tensor in gradient.tensors}
-        self._all_seams = seams
-        self._forward = self._view.dataflow_ancestors(
-            op_of(name) for seam in seams for name in self._view.nodes[seam].input
-        )
-        self._seams: dict[str, Kind] = {}
-        for gradient in self._gradients:
-            for tensor, kind in zip(gradient.tensors, seam_kinds(gradient, node.axis), strict=True):
-                self._seams[op_of(tensor)] = kind
+        self._gradients = tuple(one for one in self._program.item.gradients if one.variable == node.var_name)
+        self._seams = {
+            op_of(tensor): (kind, gradient.key if kind in _BY_ENTRY else "")
+            for gradient in self._gradients
+            for tensor, kind in zip(gradient.tensors, seam_kinds(gradient, node.axis), strict=True)
+        }
+        trained = {gradient.variable for gradient in self._program.item.gradients}
+        self._state = {
+            one.name
+            for one in self._program.item.variables
+            if one.shape == self._variable.shape and one.name not in trained and one.name in self._writes
+        }
+        """What may be the optimizer's state of the variable."""
         self._handles = {self._variable.name}
         self._kinds: dict[str, Kind] = {}
+        self._entries: dict[str, str] = {}
         self._rules: dict[str, Rule] = {}
         self._mixing: list[str] = []
 
     def cut(self) -> Cut:
+        for index in range(self._node.num_shards):
+            if shard_name(self._variable.name, index) in self._view.nodes:
+                raise self._refusal(f"'{shard_name(self._variable.name, index)}' is there already; rename one of them")
         self._infer()
         while more := self._written_alike():
             self._handles |= more
@@ -152,10 +199,11 @@ class _Finder:
     def _infer(self) -> None:
         """Find what is computed shard by shard, given which variables are cut."""
         view, nodes = self._view, self._view.nodes
-        writers = {writer for handle in self._handles for writer in self._writes[handle]}
-        leading = view.dataflow_ancestors(writers, blocked=self._all_seams) - self._forward
-        ours = view.dataflow_consumers(self._handles) & leading
-        self._kinds = dict(self._seams)
+        writers = {writer for handle in self._handles | self._state for writer in self._writes[handle]}
+        leading = view.dataflow_ancestors(writers, blocked=self._captured.seams)
+        ours = (view.dataflow_consumers(self._handles) & leading) - self._captured.forward
+        self._kinds = {seam: kind for seam, (kind, _) in self._seams.items()}
+        self._entries = {seam: entries for seam, (_, entries) in self._seams.items()}
         self._rules, self._mixing = {}, []
         reached = view.dataflow_descendants(self._seams.keys() | ours)
         for op in view.dataflow_order(reached):
@@ -165,13 +213,25 @@ class _Finder:
             operands = [self._operand(name, is_ours=op in ours) for name in data]
             if all(operand.kind is None for operand in operands):
                 continue
-            rule = self._rules_of.of(nodes[op], operands, self._shapes[op])
+            rule = self._rules_of.of(nodes[op], operands, self._captured.shapes[op])
             if rule is None:
                 self._mixing.append(op)
                 continue
             self._rules[op] = rule
             for index, kind in enumerate(rule.kinds):
-                self._kinds[str(parse(f"{op}:{index}"))] = kind
+                tensor = str(parse(f"{op}:{index}"))
+                self._kinds[tensor] = kind
+                if kind in _BY_ENTRY:
+                    self._entries[tensor] = self._entries_of(op, index, data, operands)
+
+    def _entries_of(self, op: str, index: int, data: Sequence[str], operands: Sequence[Operand]) -> str:
+        """Which rows a result of the op is of: those that it reads, or their distinct ones."""
+        node = self._view.nodes[op]
+        if node.op == "Unique" and index == 0:
+            return op
+        if node.op == "UnsortedSegmentSum":
+            return op_of(data[1])
+        return next(operand.entries for operand in operands if operand.entries)
 
     def _operand(self, name: str, *, is_ours: bool) -> Operand:
         tensor = parse(name)
@@ -181,7 +241,8 @@ class _Finder:
         if kind is None and self._view.nodes[tensor.op].op == VARIABLE_OP:
             return Operand(None, tf.TensorShape(None))  # No number, though a handle's own shape is that of one.
         constant = self._view.constant(name) if kind is None else None
-        return Operand(kind, self._shapes[tensor.op][tensor.output], constant)
+        shape = self._captured.shapes[tensor.op][tensor.output]
+        return Operand(kind, shape, constant, self._entries.get(str(tensor), ""))
 
     def _written_alike(self) -> set[str]:
         """Further variables, of the same shape, that are written shard by shard."""
@@ -204,19 +265,14 @@ class _Finder:
 
     def _require_separable(self) -> None:
         writers = {writer for handle in self._handles for writer in self._writes[handle]}
-        leading = self._view.dataflow_ancestors(writers, blocked=self._all_seams)
+        leading = self._view.dataflow_ancestors(writers, blocked=self._captured.seams)
         mixing = leading.intersection(self._mixing)
         for op in [one for one in self._mixing if one in mixing] or sorted(writers - self._rules.keys()):
             what = f"'{op}' ({self._view.nodes[op].op})"
             raise self._refusal(f"its update uses {what}, of which a shard's part is not computed of that shard alone")
 
-    def _refusal(self, why: str) -> StrategyError:
-        name = self._variable.name
-        return StrategyError(
-            f"variable '{name}' cannot be cut into shards: {why}. Leave it whole, as "
-            f"PerVariable({{'{name}': PS()}}, default=...) does, or give AutoDist(strict=False), which leaves whole "
-            "what cannot be cut"
-        )
+    def _refusal(self, why: str) -> CannotBeCutError:
+        return CannotBeCutError(self._variable.name, why)
 
     # -- What others need ---------------------------------------------------------------------------------------------
 
@@ -226,7 +282,12 @@ class _Finder:
         repeated: set[str] = set()
         pending = list(self._read_by_others())
         while pending:
-            op = op_of(pending.pop())
+            tensor, reader = pending.pop()
+            op = op_of(tensor)
+            is_count = reader in self._view.nodes and self._view.nodes[reader].op in _COUNTS
+            if self._kinds[tensor] in _BY_ENTRY and not is_count:
+                user = f"'{reader}'" if reader else "a result"
+                raise self._refusal(f"{user} is made of rows of its gradient, which shards have in another order")
             if op in self._seams or op in joined | repeated:
                 continue
             inputs = self._view.nodes[op].input
@@ -234,18 +295,19 @@ class _Finder:
                 joined.add(op)
             else:
                 repeated.add(op)
-                pending += self._with_share(inputs)
+                pending += self._with_share(inputs, op)
         return joined, repeated
 
-    def _read_by_others(self) -> Iterator[str]:
-        """The tensors with shares that are read by what is not computed shard by shard."""
+    def _read_by_others(self) -> Iterator[tuple[str, str]]:
+        """The tensors with shares that are read by what is not computed shard by shard, and the op; "": a result."""
         for output in self._program.item.outputs:
-            yield from self._with_share([output.tensor])
-        for op in self._view.dataflow_consumers(map(op_of, self._kinds)) - self._rules.keys():
-            yield from self._with_share(self._view.nodes[op].input)
+            yield from self._with_share([output.tensor], "")
+        for op in sorted(self._view.dataflow_consumers(map(op_of, self._kinds)) - self._rules.keys()):
+            yield from self._with_share(self._view.nodes[op].input, op)
 
-    def _with_share(self, names: Collection[str]) -> Iterator[str]:
-        return (str(parse(name)) for name in names if not name.startswith("^") and str(parse(name)) in self._kinds)
+    def _with_share(self, names: Collection[str], reader: str) -> Iterator[tuple[str, str]]:
+        found = (str(parse(name)) for name in names if not name.startswith("^"))
+        return ((name, reader) for name in found if name in self._kinds)
 
     def _require_settled(self, handle: str, readers: Collection[str]) -> None:
         """A variable is read as a whole before or after all that writes it."""

@@ -144,11 +144,19 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What an op reads: its kind, its shape as far as it is known, and its value where it is a constant."""
+    """What an op reads.
+
+    Attributes:
+        kind: of its shares.
+        shape: as far as it is known.
+        constant: its value, where it is a constant.
+        entries: of rows, indices and positions: of which ones. Those of two gradients do not belong together.
+    """
 
     kind: Kind | None
     shape: tf.TensorShape
     constant: np.ndarray | None = None
+    entries: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,16 +188,26 @@ class Rules:
     ) -> Rule | None:
         """How `node` is cloned, given what it reads and the shapes of its results; None: it mixes shards."""
         kinds = [operand.kind for operand in operands]
+        if len({operand.entries for operand in operands} - {""}) > 1:
+            return None
         if Kind.HANDLE in kinds:
             return self._of_variable(node, operands)
         if node.op in REDUCTIONS and kinds[0] in (Kind.DENSE, Kind.ROWS):
-            is_one = results[0].is_fully_defined() and results[0].num_elements() == 1
-            return Rule(reduces=True) if is_one and not any(kinds[1:]) else None
+            return self._reduced(node, operands, results[0])
         if node.op in _PASSES_ON and kinds[0] in (Kind.INDICES, Kind.SIZES):
             return Rule((kinds[0],))
         if node.op in _ELEMENT_WISE:
             return self._element_wise(node, operands, results[0])
         return self._structural(node, operands)
+
+    @staticmethod
+    def _reduced(node: tf.compat.v1.NodeDef, operands: Sequence[Operand], result: tf.TensorShape) -> Rule | None:
+        """One number is made of a whole tensor; that there is one number may also be as there is one column."""
+        is_one = result.is_fully_defined() and result.num_elements() == 1
+        if operands[0].kind is Kind.ROWS and node.op != "L2Loss":
+            axes, rank = operands[1].constant, operands[0].shape.rank
+            is_one = is_one and axes is not None and rank is not None and 0 in np.reshape(axes, [-1]) % rank
+        return Rule(reduces=True) if is_one and not any(operand.kind for operand in operands[1:]) else None
 
     def _element_wise(
         self, node: tf.compat.v1.NodeDef, operands: Sequence[Operand], result: tf.TensorShape
@@ -202,7 +220,8 @@ class Rules:
         if node.op == "Select" and any(shape.rank == 1 for shape in wholes.values()) and result.rank != 1:
             return None  # Its condition may choose rows.
         if kind is Kind.ROWS:
-            is_alike = (s.rank is not None and (s.rank < result.rank or s[0] == 1) for s in wholes.values())
+            is_alike = [s.rank is not None and (s.rank < result.rank or s[0] == 1) for s in wholes.values()]
+            is_alike += [one.shape.rank == result.rank for one in operands if one.kind is kind]
             return Rule((kind,)) if all(is_alike) else None
         if kind is not Kind.DENSE or result.rank != len(self.shape):
             return None
@@ -224,8 +243,6 @@ class Rules:
                 return Rule((Kind.SIZES,))
             case "StridedSlice", (Kind.SIZES, None, None, None):
                 return Rule((Kind.SIZES,))
-            case "Fill" | "BroadcastTo", _ if self._fills(node.op, operands):
-                return Rule((Kind.DENSE,))
             case "Unique", (Kind.INDICES,):
                 return Rule((Kind.INDICES, Kind.POSITIONS))
             case "UnsortedSegmentSum", (Kind.ROWS, Kind.POSITIONS, Kind.SIZES):
@@ -239,11 +256,6 @@ class Rules:
             case "GatherV2", (Kind.DENSE, ids, None) if operands[2].constant == 0 and not node.attr["batch_dims"].i:
                 return self._gathered(ids, operands[1].shape)
         return None
-
-    def _fills(self, op: str, operands: Sequence[Operand]) -> bool:
-        """Whether the op repeats a number over a shard of the variable's shape."""
-        value, sizes = operands if op == "BroadcastTo" else reversed(operands)
-        return sizes.kind is Kind.SIZES and value.kind is None and value.shape.rank == 0
 
     def _gathered(self, ids: Kind | None, shape: tf.TensorShape) -> Rule | None:
         """The rows that are read of a variable, or of what is as large."""

@@ -156,11 +156,14 @@ class _Cutting:
             parts.append(TensorSpec(self._editor.add(read), dtype))
         value = self._editor.trace(lambda *own: tf.concat(own, axis=self._cut.axis), *parts)
         assign = tf.compat.v1.NodeDef(name=f"{variable.name}/joined", op="AssignVariableOp")
-        assign.input.extend([variable.name, value, *(f"^{op}" for op in writers)])
+        after = set().union(*(nx.descendants(self._view.digraph, writer) for writer in writers))
+        readers = self._cut.readers(self._view, variable.name)
+        # What the update itself reads comes before it without waiting for it to be said.
+        waits = [*writers, *sorted(readers - after)]
+        assign.input.extend([variable.name, value, *(f"^{op}" for op in waits)])
         assign.attr["dtype"].type = dtype.as_datatype_enum
         self._editor.add(assign)
-        after = set().union(*(nx.descendants(self._view.digraph, writer) for writer in writers))
-        for op in sorted(self._cut.readers(self._view, variable.name) & after):
+        for op in sorted(readers & after):
             self._editor.wait(op, assign.name)
         return replace(variable, update_ops=(assign.name,))
 

@@ -4,12 +4,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist_py.kernel.analysis import analyse
-from autodist_py.kernel.partitioning.cuts import Cut, Shapes, cut_of, shapes_of
+from autodist_py.kernel.partitioning.cuts import CannotBeCutError, Captured, Cut, cut_of
 from autodist_py.kernel.partitioning.editor import Editor
 from autodist_py.kernel.partitioning.gradients import cut_gradient, shard_shape
 from autodist_py.kernel.partitioning.shards import cut_variable
 from autodist_py.kernel.program import Program, Shards
-from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient, Variable
 from autodist_py.proto.strategy import AllReduceSynchronizer, Node
 
@@ -23,7 +22,7 @@ class Partition:
         a server is a variable by itself, with its own part of the gradient, of the update and of the optimizer's state.
         Rows are looked up in the shards that have them; whatever else reads the variable reads it whole, as it is
         given its new value at the end of the step. Where all shards are reduced by collectives every worker has all of
-        them, so that the gradient alone is cut.
+        them, so that the gradient alone is cut; a sparse one is not.
     """
 
     name: ClassVar[str] = "partition"
@@ -32,24 +31,27 @@ class Partition:
         nodes = [node for node in program.strategy.node_config if node.shards]
         if not nodes or program.is_single:
             return program
-        shapes = shapes_of(program.analysis.captured)
+        captured = Captured.of(program)
         cuts: dict[str, Cut] = {}
         left: dict[str, Node] = {}
+        sparse = {variable.name for variable in program.item.sparse_variables}
         reasons: dict[str, str] = {}
         for node in nodes:
             if _is_reduced(node):
+                if node.var_name in sparse:  # Rows are gathered from all workers, and their order may count.
+                    left[node.var_name] = _whole(node)
                 continue
             try:
-                cuts[node.var_name] = _cut(program, shapes, node, cuts)
-            except StrategyError as error:
+                cuts[node.var_name] = _cut(captured, node, cuts)
+            except CannotBeCutError as error:
                 if node.synchronizer is None and program.options.strict:
                     raise
                 left[node.var_name] = _whole(node)
-                reasons[node.var_name] = str(error)
+                reasons[node.var_name] = error.reason
         strategy = replace(
             program.strategy, node_config=tuple(left.get(node.var_name, node) for node in program.strategy.node_config)
         )
-        return _partitioned(replace(program, strategy=strategy, left_whole=reasons), shapes, cuts)
+        return _partitioned(replace(program, strategy=strategy, left_whole=reasons), captured, cuts)
 
 
 def _is_reduced(node: Node) -> bool:
@@ -61,20 +63,18 @@ def _whole(node: Node) -> Node:
     return Node(node.var_name, node.synchronizer or node.shards[0].synchronizer)
 
 
-def _cut(program: Program, shapes: Shapes, node: Node, others: dict[str, Cut]) -> Cut:
-    cut = cut_of(program, shapes, node)
+def _cut(captured: Captured, node: Node, others: dict[str, Cut]) -> Cut:
+    cut = cut_of(captured, node)
     for name, other in others.items():
         shared = cut.handles & other.handles or cut.rules.keys() & other.rules.keys()
         if shared:
-            raise StrategyError(
-                f"variables '{name}' and '{node.var_name}' cannot both be cut into shards: '{min(shared)}' belongs to "
-                "the updates of both. Leave one of them whole, as PerVariable does"
-            )
+            why = f"'{min(shared)}' belongs to its update, and to that of '{name}', which is cut, too"
+            raise CannotBeCutError(node.var_name, why)
     return cut
 
 
-def _partitioned(program: Program, shapes: Shapes, cuts: dict[str, Cut]) -> Program:
-    item, editor = program.item, Editor(program.analysis.captured, shapes)
+def _partitioned(program: Program, captured: Captured, cuts: dict[str, Cut]) -> Program:
+    item, editor = program.item, Editor(program.analysis.captured, captured.shapes)
     nodes: list[Node] = []
     gradients: dict[Gradient, list[Gradient]] = {}
     variables: dict[str, list[Variable]] = {variable.name: [variable] for variable in item.variables}

@@ -6,25 +6,40 @@ To write the goldens anew after an intended change, and then read the difference
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autodist_py.kernel.pipeline import PASSES
+from autodist_py.kernel.pipeline import PASSES, start
 from autodist_py.kernel.printer import format_program
+from autodist_py.kernel.program import Options
 from autodist_py.kernel.rewrite import run_passes
+from autodist_py.proto.strategy import AllReduceSynchronizer, Node, PSSynchronizer, Strategy
 from tests.kernel import programs
 
 GOLDENS = Path(__file__).parent / "goldens"
-PLACES = {
-    "one_worker_of_two_replicas": programs.place(2),
-    "worker_0_of_two": programs.place(1, 1, worker=0),
+SERVERS = {"127.0.0.1:CPU:0": 0, "127.0.0.2:CPU:0": 1}
+SHARDS = Node(
+    "w",
+    None,
+    "1,2",
+    (Node("w/part_0", AllReduceSynchronizer()), Node("w/part_1", PSSynchronizer("127.0.0.2:CPU:0"))),
+    (2, 1),
+)
+CASES = {
+    "one_worker_of_two_replicas": (programs.place(2), None),
+    "worker_0_of_two": (programs.place(1, 1, worker=0), None),
+    "worker_1_of_two_with_shards": (
+        replace(programs.place(1, 1, worker=1), servers=SERVERS),
+        Strategy((SHARDS,), tuple(SERVERS)),
+    ),
 }
 
 
-def printed(item, place) -> dict[str, str]:
+def printed(item, place, strategy) -> dict[str, str]:
     """File name -> text, before the first pass and after each."""
-    program = programs.started(item, place)
+    program = start(item, strategy or programs.all_reduce(item), place, Options(channel="channel"))
     texts = {"00-captured": format_program(program) + "\n"}
 
     def note(position, name, result):
@@ -34,9 +49,9 @@ def printed(item, place) -> dict[str, str]:
     return texts
 
 
-@pytest.mark.parametrize("case", PLACES)
+@pytest.mark.parametrize("case", CASES)
 def test_the_printed_graph_after_every_pass_is_its_golden(case):
-    texts = printed(programs.linear_regression(), PLACES[case])
+    texts = printed(programs.linear_regression(), *CASES[case])
     folder = GOLDENS / case
     if os.environ.get("UPDATE_GOLDENS"):
         folder.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from autodist_py.kernel.pipeline import compile, start
 from autodist_py.kernel.program import Options, Program
 from autodist_py.kernel.verify import verify
 from autodist_py.proto.errors import StrategyError
-from autodist_py.proto.graph_item import GraphItem
+from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Variable
 from autodist_py.proto.strategy import AllReduceSynchronizer, Node, PSSynchronizer, Strategy
 from autodist_py.runtime.executor import Executor
 from tests.capture.steps import capture
@@ -360,7 +360,47 @@ def refused() -> dict[str, tuple[Callable[..., Any], str]]:
         between.assign_sub(0.01 * between)
         return loss, seen
 
+    table = tf.Variable(np.arange(12.0).reshape(6, 2), name="w")
+
+    def rows_in_their_order(x: tf.Tensor) -> Any:
+        """Each row is scaled by what belongs to its example."""
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.gather(table, [5, 0, 5, 2]) ** 2) * tf.reduce_mean(x)
+        gradient = tape.gradient(loss, table)
+        table.scatter_sub(tf.IndexedSlices(gradient.values * x[:, 1:2], gradient.indices))
+        return loss
+
+    def rows_returned(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.gather(table, [5, 0, 5, 2]) ** 2) * tf.reduce_mean(x)
+        gradient = tape.gradient(loss, table)
+        table.scatter_sub(tf.IndexedSlices(0.1 * gradient.values, gradient.indices))
+        return gradient.indices
+
+    def rows_of_two(x: tf.Tensor) -> Any:
+        gradients = []
+        for ids in ([0, 5], [5, 0]):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.gather(table, ids) ** 2) * tf.reduce_mean(x)
+            gradients.append(tape.gradient(loss, table))
+        one, other = gradients
+        table.scatter_sub(tf.IndexedSlices(one.values - other.values, one.indices))
+        return loss
+
+    def columns_of_rows(x: tf.Tensor) -> Any:
+        """A sum over the columns alone, of which there is one row."""
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.gather(table, [3]) ** 2) * tf.reduce_mean(x)
+        gradient = tape.gradient(loss, table)
+        norm = tf.sqrt(tf.reduce_sum(gradient.values**2, axis=1, keepdims=True))
+        table.scatter_sub(tf.IndexedSlices(gradient.values / (1.0 + norm), gradient.indices))
+        return loss
+
     return {
+        "rows in their order": (rows_in_their_order, r"'mul\w*' \(Mul\)"),
+        "rows returned": (rows_returned, r"a result is made of rows of its gradient"),
+        "rows of two": (rows_of_two, r"'sub\w*' \(Sub\)"),
+        "columns of rows": (columns_of_rows, r"'Sum\w*' \(Sum\)"),
         "adafactor": (stepping(keras.optimizers.Adafactor(0.1)), r"'adafactor\w*/Mean' \(Mean\)"),
         "accumulation": (
             stepping(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)),
@@ -370,7 +410,7 @@ def refused() -> dict[str, tuple[Callable[..., Any], str]]:
     }
 
 
-@pytest.mark.parametrize("what", ["adafactor", "accumulation", "between"])
+@pytest.mark.parametrize("what", refused())
 def test_an_update_that_is_not_element_wise_is_refused_by_name_or_left_whole(what):
     function, message = refused()[what]
     step = captured(function, np.ones((4, 3)))
@@ -385,6 +425,36 @@ def test_an_update_that_is_not_element_wise_is_refused_by_name_or_left_whole(wha
     own = PSSynchronizer("127.0.0.2:CPU:0")
     program = cut(step.item, [Node(name, own, node.partitioner, node.part_config, node.part_sizes)])
     assert program.strategy.node(name) == Node(name, own), "its builder says what becomes of it"
+
+
+def test_state_that_is_made_of_other_state_is_cut_too():
+    step = captured(stepping(keras.optimizers.Adam(0.1, amsgrad=True)), np.ones((4, 3)))
+    (name,) = (variable.name for variable in step.item.trainable_variables)
+    program = cut(step.item, [node_of(step.item, name, Cutting(0, (2, 1)))])
+    assert len(program.shards) == 4
+    assert [shards.variable for shards in program.shards if shards.is_whole] == [name]
+    require_same(step, program, [(np.full((4, 3), number),) for number in (1.0, 2.0, -3.0)])
+
+
+def test_a_whole_read_is_over_before_the_new_value_is_there():
+    with tf.Graph().as_default() as graph:
+        x = programs.placeholder("x", None, 2)
+        w = programs.handle("w", 3, 2)
+        old = programs.read(w)
+        error = raw.MatMul(a=x, b=old, transpose_b=True, name="error")
+        summed = raw.MatMul(a=error, b=x, transpose_a=True, name="summed")
+        gradient = raw.Identity(input=summed, name="gradient/w")
+        raw.AssignSubVariableOp(resource=w, value=raw.Mul(x=gradient, y=old, name="scaled"), name="update")
+        item = programs.captured(
+            graph,
+            variables=[Variable("w", "float64", (3, 2), update_ops=("update",))],
+            gradients=[Gradient("w", ("gradient/w:0",))],
+            inputs=[Input("x", "float64", (None, 2), batched=True)],
+            outputs=[old],
+            run_ops=["update"],
+        )
+    program = cut(item, [node_of(item, "w", Cutting(0, (2, 1)))])
+    assert "^w/Read" in program.graph.nodes["w/joined"].input
 
 
 def test_one_replica_is_left_as_it_is():

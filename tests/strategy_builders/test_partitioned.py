@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -124,6 +125,9 @@ def test_a_table_of_many_rows_has_a_shard_for_each_server_and_no_more():
         ((131_071, 1), 1 << 18, 1),
         ((131_072, 1), 1 << 18, 2),
         ((1 << 20, 1), 1 << 18, 3),
+        ((3, 51_200), 1 << 18, 1),
+        ((4, 51_200), 1 << 18, 2),
+        ((0, 4), 1, 1),
     ],
 )
 def test_shards_are_bounded_by_the_rows_and_their_least_size(shape, least, shards):
@@ -213,6 +217,24 @@ def test_every_worker_owns_an_even_part_of_every_variable():
     assert len({servers_of(strategy.node(name))[0] for name in ("v2", "v3")}) == 2
 
 
+def test_what_cannot_be_cut_is_shared_out_too_and_what_one_op_updates_stays_together():
+    resources = local_resource_spec(2)
+    strategy = build_strategy(ShardedOptimizer(), item_of([(64, 64)] * 6), resources)
+    whole = Counter(node.synchronizer.reduction_destination for node in strategy.node_config)  # type: ignore[union-attr]
+    assert set(whole.values()) == {3}
+    item = item_of([(8,), (4, 4), (1,)])
+    together = GraphItem(b"", tuple(replace(one, update_ops=("cond",)) for one in item.variables), item.gradients)
+    strategy = build_strategy(ShardedOptimizer(), together, resources)
+    assert len({node.synchronizer.reduction_destination for node in strategy.node_config}) == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("builder", [PartitionedPS(min_shard_bytes=1), ShardedOptimizer()])
+def test_remainders_are_shared_out(builder):
+    item = item_of([(4, 1)] * 300)
+    found = loads(build_strategy(builder, item, local_resource_spec(3)), item)
+    assert max(found.values()) - min(found.values()) <= 16
+
+
 def test_one_worker_owns_all():
     strategy = build_strategy(ShardedOptimizer(), item_of([(9, 4)]), local_resource_spec(1))
     assert strategy.node("v0").shards == ()
@@ -247,5 +269,29 @@ def test_shards_that_do_not_make_the_variable_are_refused():
 
     with pytest.raises(StrategyError, match=r"strategy builder Short: .*'v0' has size 6 .* got shards of \(2, 3\)"):
         build_strategy(Short(), item_of([(6, 4)]), local_resource_spec(2))
+    assert "3,1 (1, 2, 3)" in str(
+        Strategy((Node("w", AllReduceSynchronizer(), "3,1", part_sizes=(1, 2, 3)),), ("a:CPU:0",))
+    )
     with pytest.raises(StrategyError, match=r"needs a size of at least 1 for each shard"):
         Node("v0", AllReduceSynchronizer(), "2,1", part_sizes=(6, 0))
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (PSSynchronizer("9.9.9.9:CPU:0"), "9.9.9.9:CPU:0"),
+        (AllReduceSynchronizer(), "all have the same sync"),
+    ],
+)
+def test_what_is_in_force_where_a_variable_cannot_be_cut_is_checked_too(own, message):
+    class Falling:
+        def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
+            parts = [
+                PSSynchronizer(device, sync=not isinstance(own, AllReduceSynchronizer))
+                for device in resources.server_devices
+            ]
+            named = tuple(Node(f"v0/part_{index}", part) for index, part in enumerate(parts))
+            return Strategy((Node("v0", own, "2,1", named),), resources.replica_devices)
+
+    with pytest.raises(StrategyError, match=message):
+        build_strategy(Falling(), item_of([(6, 4)]), local_resource_spec(2))

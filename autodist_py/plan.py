@@ -166,7 +166,7 @@ class Plan:
             "sparse" if variable.name in self._sparse else "dense",
             " ".join(dict.fromkeys(map(str, node.synchronizers))),
             " ".join(sorted(groups)),
-            node.num_shards,
+            f"{node.num_shards} ({', '.join(map(str, node.part_sizes))})" if node.part_sizes else node.num_shards,
             " ".join(sorted(compressors)),
             sum(self.traffic(variable.name).values(), Traffic()),
         )

@@ -98,6 +98,7 @@ def epochs(builder: StrategyBuilder) -> Values:
     return network.values()
 
 
+@pytest.mark.on(1)
 @on_each
 @mixed
 def test_data_may_end_and_a_second_epoch_begin(cluster: Cluster, builder: StrategyBuilder) -> None:
@@ -149,6 +150,7 @@ def test_an_exception_in_either_half_leaves_no_thread_behind(tmp_path: Path, hal
     assert max(float(one) for _, one in seconds) < 5.0
 
 
+@pytest.mark.on(1)
 @on_each
 @pytest.mark.parametrize("builder", [PerVariable({"kernel": "AllReduce"}, default=PS()), InShards((0, None, 1))])
 def test_one_worker_may_fetch_by_itself_while_others_wait(cluster: Cluster, builder: StrategyBuilder) -> None:

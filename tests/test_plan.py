@@ -74,7 +74,7 @@ def test_a_shard_sends_its_share() -> None:
         round(17 / 50 * INDEX + 33 / 50 * ROW, 6),
         round(17 / 50 * (ROW + INDEX), 6),
     )
-    assert re.search(r"^dense .* PS\(127.0.0.1:CPU:0\) PS\(127.0.0.2:CPU:0\) +- +2 +- ", str(plan), re.M)
+    assert re.search(r"^dense .* PS\(127.0.0.1:CPU:0\) PS\(127.0.0.2:CPU:0\) +- +2 \(33, 67\) +- ", str(plan), re.M)
 
 
 @pytest.mark.parametrize("builder", [AllReduce(), PSLoadBalancing(), Parallax(), ShardedOptimizer(), PartitionedAR()])

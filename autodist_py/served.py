@@ -140,7 +140,7 @@ class Served:
         shards = {name for one in program.shards for name in one.names}
         for name, rank in program.held.items():
             if name not in shards:
-                self._hold_whole(name, variables[name], rank)
+                self._hold_whole(name, variables[name], rank, program.left_whole.get(name, ""))
         for node in strategy.node_config:
             if any(one.variable == node.var_name for one in program.shards):
                 self._nodes[variables[node.var_name]] = node
@@ -149,12 +149,12 @@ class Served:
             own |= self._hold_shards(program, one, variables[one.variable])
         return own
 
-    def _hold_whole(self, name: str, variable: tf.Variable, rank: int) -> None:
+    def _hold_whole(self, name: str, variable: tf.Variable, rank: int, why: str) -> None:
         if variable in self._homes:
             self._require_home(name, self._homes[variable].rank, rank)
             return
         if variable in self._cuts:
-            raise _other_layout(name)
+            raise _other_layout(name, why)
         home = self._homes[variable] = self._new_home(rank)
         if rank == self._cluster.rank:
             self._held.add(home.number, variable)
@@ -298,25 +298,37 @@ class Served:
         self._used_unseen[variable] = None
         self._look(variable)
 
-    def _give_up(self, variables: Iterable[tf.Variable], error: AutoDistError) -> None:
-        """Go on with what is here of variables that cannot be brought."""
-        for variable in variables:
-            what = "an old value"
-            if variable in self._let_go:
-                what = "zeros in the place of its value, which is lost"
+    def _give_up(self, variables: Sequence[tf.Variable], error: AutoDistError) -> None:
+        """Go on with what is here of variables that cannot be brought: there is nothing newer."""
+        lost = [variable for variable in variables if variable in self._let_go]
+        for what, those in (
+            ("old values", [variable for variable in variables if variable not in self._let_go]),
+            ("zeros in the place of values that are lost", lost),
+        ):
+            if those:
+                names = ", ".join(f"'{variable.name}'" for variable in those)
+                _log.warning("%s: %s, as the workers where they live cannot be asked: %s", names, what, error)
+        for variable in lost:
+            if variable in self._cuts:
+                self._cuts[variable].variable.join_own(variable)
+            else:
                 fill(variable, tf.zeros(variable.shape, variable.dtype.base_dtype))
-                self._let_go.discard(variable)
-            why = "'%s' has %s, as the worker where it lives cannot be asked: %s"
-            _log.warning(why, variable.name, what, error)
-            self._old.discard(id(variable))  # There is no newer one.
+            self._let_go.discard(variable)
+        for variable in variables:
+            self._old.discard(id(variable))
 
     def bring_back(self) -> None:
-        """What was let go of is here again, if those who have it can still be asked."""
-        left = [variable for variable, _ in self._let_go.items()]
-        try:
-            self.pull(left)
-        except AutoDistError as error:
-            self._give_up(left, error)
+        """What was let go of is here again, as far as those who have it can still be asked."""
+        lost: list[tf.Variable] = []
+        cause: AutoDistError | None = None
+        for variable, _ in self._let_go.items():
+            try:
+                self.pull([variable])
+            except AutoDistError as error:
+                lost.append(variable)
+                cause = error
+        if cause is not None:
+            self._give_up(lost, cause)
 
     def keep(self, variables: Iterable[tf.Variable]) -> None:
         """This worker's script is about to write these variables: others still see those that live here as they are."""
@@ -333,6 +345,7 @@ class Served:
 
     def take_over(self) -> None:
         """Before a step: the shards that live here take what this worker's script has written to their variables."""
+        look_for(self, (variable for variable, _ in self._seen.items()))  # Another AutoDist may have let go of it.
         with self._pulling:
             for variable, _ in self._seen.items():
                 if id(variable) in self._old:
@@ -479,8 +492,8 @@ class ServedCopies:
         self._served.stepped(self._behind | self._refreshed, frozenset())
 
 
-def _other_layout(name: str) -> StrategyError:
+def _other_layout(name: str, why: str = "") -> StrategyError:
     return StrategyError(
-        f"variable '{name}' is cut into other shards, or is whole, in another program of this AutoDist. Give it the "
-        "same shards in both, or leave it whole, as PerVariable does"
+        f"variable '{name}' is cut into other shards, or is whole, in another program of this AutoDist"
+        f"{f' ({why})' if why else ''}. Give it the same shards in both, or leave it whole, as PerVariable does"
     )

@@ -230,9 +230,7 @@ def test_after_a_failure_a_look_warns_and_leaves_what_is_there(tmp_path: Path) -
     assert "ValueError: enough" in output
     for rank in (1, 2):
         assert f"worker {rank} has [0. 0.]" in output
-    lost = (
-        "'momentum:0' has zeros in the place of its value, which is lost, as the worker where it lives cannot be asked"
-    )
+    lost = "'momentum:0': zeros in the place of values that are lost, as the workers where they live cannot be asked"
     assert output.count(f"{lost}: worker 0") == 2
 
 

@@ -47,6 +47,11 @@ class Trained:
         self.adam.apply_gradients(zip(tape.gradient(loss, self.weights), self.weights, strict=True))
         return loss
 
+    def gradient_norm(self, x: Any) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.tanh(x @ self.weights[0]) @ self.weights[1][:, None]))
+        return tf.linalg.global_norm(tape.gradient(loss, self.weights))
+
     def values(self) -> dict[str, np.ndarray]:
         return named("slot", self.slots) | named("weight", self.weights)
 
@@ -334,9 +339,11 @@ def two_at_once(builder: StrategyBuilder, other: StrategyBuilder, looks: bool) -
         trained = Trained()
         steps = [first.function(trained.step), second.function(trained.step)]
         norm = second.function(lambda: tf.add_n([tf.norm(slot) for slot in trained.slots]))
+        norms = first.function(trained.gradient_norm)
         for number in (0, 0, 1, 0, 1, 1, 0):
             plain(X)
             steps[number](X)
+            assert_close(norms(X), alone.gradient_norm(tf.constant(X)), "norm of a gradient that updates nothing")
             if looks:
                 assert_close(norm(), sum(tf.norm(slot) for slot in alone.slots), "norm")
         require_equal(trained, alone)

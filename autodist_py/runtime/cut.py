@@ -55,6 +55,13 @@ class CutVariable:
             fill(variable, tf.concat(parts, axis=self.shards.axis))
         self._joined = parts
 
+    def join_own(self, variable: tf.Variable) -> None:
+        """Give the variable what this worker's shards hold, and zeros in the place of all others."""
+        with tf_adapter.eagerly():
+            specs = self.specs(variable)
+            missing = [position for position in range(len(specs)) if position not in self.own]
+            self.join(variable, {position: tf.zeros(specs[position].shape, self._dtype) for position in missing})
+
     def forget(self) -> None:
         """The variable is not what the shards are any more."""
         self._joined = []

@@ -107,12 +107,14 @@ class Captured:
         shapes: of the graph's tensors.
         seams: the ops that pass on gradients.
         forward: what gradients are computed from.
+        statistics: the ops that pass on what is combined beside gradients.
     """
 
     program: Program
     shapes: Shapes
     seams: frozenset[str]
     forward: frozenset[str]
+    statistics: frozenset[str]
 
     @classmethod
     def of(cls, program: Program) -> "Captured":
@@ -120,7 +122,8 @@ class Captured:
         view = program.analysis.captured
         seams = frozenset(op_of(tensor) for gradient in program.item.gradients for tensor in gradient.tensors)
         raw = (op_of(name) for seam in seams for name in view.nodes[seam].input)
-        return cls(program, shapes_of(view), seams, frozenset(view.dataflow_ancestors(raw)))
+        statistics = frozenset(op_of(statistic.tensor) for statistic in program.item.statistics)
+        return cls(program, shapes_of(view), seams, frozenset(view.dataflow_ancestors(raw)), statistics)
 
 
 def cut_of(captured: Captured, node: Node) -> Cut:
@@ -213,7 +216,9 @@ class _Finder:
             operands = [self._operand(name, is_ours=op in ours) for name in data]
             if all(operand.kind is None for operand in operands):
                 continue
-            rule = self._rules_of.of(nodes[op], operands, self._captured.shapes[op])
+            # A statistic is combined over replicas whole.
+            is_statistic = op in self._captured.statistics
+            rule = None if is_statistic else self._rules_of.of(nodes[op], operands, self._captured.shapes[op])
             if rule is None:
                 self._mixing.append(op)
                 continue

@@ -8,7 +8,7 @@ import networkx as nx
 import tensorflow as tf
 
 from autodist_py.kernel.fragment import TensorSpec
-from autodist_py.kernel.names import parse, shard_name
+from autodist_py.kernel.names import op_of, parse, shard_name
 from autodist_py.kernel.partitioning.cuts import Cut
 from autodist_py.kernel.partitioning.editor import Editor
 from autodist_py.kernel.partitioning.gradients import owners, shard_shape
@@ -112,13 +112,17 @@ class _Cutting:
             shape = tf.concat([tf.shape(ids), tf.constant(table.shape[1:], tf.int32)], axis=0)
             return tf.reshape(tf.dynamic_stitch(positions, rows), shape)
 
+        waits = dict.fromkeys(name for name in node.input if name.startswith("^"))
+        if node.op == "GatherV2":  # What it reads was read when that was allowed.
+            waits |= dict.fromkeys(
+                name for name in self._view.nodes[op_of(node.input[0])].input if name.startswith("^")
+            )
         ids = self._editor.spec(node.input[1])
         local, positions = self._editor.trace(places, ids)
         rows = []
         for shard, own in enumerate(local):
             gather = tf.compat.v1.NodeDef(name=shard_name(op, shard), op="ResourceGather", device=node.device)
-            gather.input.extend([shard_name(table.name, shard), own])
-            gather.input.extend(name for name in node.input if name.startswith("^"))
+            gather.input.extend([shard_name(table.name, shard), own, *waits])
             gather.attr["dtype"].type = dtype.as_datatype_enum
             gather.attr["Tindices"].type = ids.dtype.as_datatype_enum
             rows.append(TensorSpec(self._editor.add(gather), dtype, (None, *table.shape[1:])))
@@ -172,9 +176,14 @@ class _Cutting:
         for op in sorted(self._view.dataflow_consumers([variable.name]) - self._cut.rules.keys()):
             node = self._view.nodes[op]
             if node.op == "ReadVariableOp":
-                for consumer in self._view.dataflow_consumers([op]):
+                consumers = self._view.dataflow_consumers([op])
+                for consumer in consumers:
                     self._put_shape(variable, consumer)
-                self._editor.put_wait(op, [name[1:] for name in node.input if name.startswith("^")])
+                # Who waits for the read, to write, waits for what is read in its place.
+                lookups = sorted(lookup.op for lookup in self._cut.lookups if lookup.op in consumers)
+                waits = [name[1:] for name in node.input if name.startswith("^")]
+                waits += [shard_name(lookup, shard) for lookup in lookups for shard in self._shards]
+                self._editor.put_wait(op, waits)
             self._put_shape(variable, op)
         self._editor.drop(variable.name)
 

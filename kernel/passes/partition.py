@@ -1,5 +1,6 @@
 """Partition: variables in shards, each synchronized by itself."""
 
+import zlib
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -37,6 +38,9 @@ class Partition:
         sparse = {variable.name for variable in program.item.sparse_variables}
         reasons: dict[str, str] = {}
         for node in nodes:
+            if not program.analysis.writes.get(node.var_name):
+                left[node.var_name] = _whole(node)  # Its gradient alone is asked for.
+                continue
             if _is_reduced(node):
                 if node.var_name in sparse:  # Rows are gathered from all workers, and their order may count.
                     left[node.var_name] = _whole(node)
@@ -60,7 +64,8 @@ def _is_reduced(node: Node) -> bool:
 
 def _whole(node: Node) -> Node:
     """How the variable is trained where it is not cut."""
-    return Node(node.var_name, node.synchronizer or node.shards[0].synchronizer)
+    one = zlib.crc32(node.var_name.encode()) % node.num_shards  # Not all on one server.
+    return Node(node.var_name, node.synchronizer or node.shards[one].synchronizer)
 
 
 def _cut(captured: Captured, node: Node, others: dict[str, Cut]) -> Cut:

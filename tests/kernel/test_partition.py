@@ -34,9 +34,12 @@ raw = tf.raw_ops
 
 @pytest.fixture(autouse=True)
 def floatx() -> Iterator[None]:
-    """Keras's, as it was before: Keras's programs are of float64 here."""
-    before = keras.config.floatx()
+    """Keras's programs are of float64 here, and what others make is as it was before."""
+    before, policy = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")  # A layer that was made before has settled it.
     yield
+    keras.config.set_dtype_policy(policy)
     keras.config.set_floatx(before)
 
 
@@ -396,7 +399,16 @@ def refused() -> dict[str, tuple[Callable[..., Any], str]]:
         table.scatter_sub(tf.IndexedSlices(gradient.values / (1.0 + norm), gradient.indices))
         return loss
 
+    def of_a_statistic(x: tf.Tensor) -> Any:
+        """The update is made of a mean over the examples."""
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.matmul(x[:, :2], between, transpose_b=True) ** 2)
+        change = 0.1 * tape.gradient(loss, between) + 0.01 * between * tf.reduce_mean(x)
+        between.assign_sub(change)
+        return loss
+
     return {
+        "of a statistic": (of_a_statistic, r"'\w+/statistic_mean' \(Identity\)"),
         "rows in their order": (rows_in_their_order, r"'mul\w*' \(Mul\)"),
         "rows returned": (rows_returned, r"a result is made of rows of its gradient"),
         "rows of two": (rows_of_two, r"'sub\w*' \(Sub\)"),
@@ -410,9 +422,23 @@ def refused() -> dict[str, tuple[Callable[..., Any], str]]:
     }
 
 
-@pytest.mark.parametrize("what", refused())
+REFUSED = (
+    "of a statistic",
+    "rows in their order",
+    "rows returned",
+    "rows of two",
+    "columns of rows",
+    "adafactor",
+    "accumulation",
+    "between",
+)
+
+
+@pytest.mark.parametrize("what", REFUSED)
 def test_an_update_that_is_not_element_wise_is_refused_by_name_or_left_whole(what):
-    function, message = refused()[what]
+    cases = refused()
+    assert tuple(cases) == REFUSED
+    function, message = cases[what]
     step = captured(function, np.ones((4, 3)))
     (name,) = (variable.name for variable in step.item.trainable_variables)
     node = node_of(step.item, name, Cutting(0, (2, 1)))
@@ -455,6 +481,41 @@ def test_a_whole_read_is_over_before_the_new_value_is_there():
         )
     program = cut(item, [node_of(item, "w", Cutting(0, (2, 1)))])
     assert "^w/Read" in program.graph.nodes["w/joined"].input
+
+
+def test_rows_are_looked_up_before_they_are_written():
+    table = tf.Variable(np.arange(12.0).reshape(6, 2), name="w")
+
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.raw_ops.GatherV2(params=table, indices=[5, 1], axis=0)) * tf.reduce_mean(x)
+        gradient = tape.gradient(loss, table)
+        late = tf.raw_ops.GatherV2(params=table, indices=tf.cast(x[:, 0], tf.int32), axis=0)
+        table.scatter_sub(tf.IndexedSlices(0.1 * gradient.values, gradient.indices))
+        return loss, late
+
+    found = captured(step, np.ones((3, 2)))
+    program = cut(found.item, [node_of(found.item, "w", Cutting(0, (2, 4)))])
+    assert not program.shards[0].is_whole
+    lookups = [name for name, node in program.graph.nodes.items() if node.op == "ResourceGather"]
+    (write,) = (name for name in program.graph.nodes if name.endswith("ResourceScatterSub/part_1"))
+    assert len(lookups) == 4
+    own = {name for name in lookups if name.endswith("/part_1")}
+    assert own <= program.graph.ancestors([write])
+    require_same(found, program, [(np.array([[5.0, 0.0], [0.0, 1.0], [3.0, 2.0]]),)] * 3)
+
+
+def test_a_gradient_that_updates_nothing_is_not_cut():
+    w = tf.Variable(np.ones((4, 2)), name="w")
+
+    def norm(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.matmul(x, w) ** 2)
+        return tf.norm(tape.gradient(loss, w))
+
+    found = captured(norm, np.ones((3, 4)))
+    program = cut(found.item, [node_of(found.item, "w", Cutting(0, (2, 2)))])
+    assert (program.shards, program.left_whole, program.strategy.node("w").shards) == ((), {}, ())
 
 
 def test_one_replica_is_left_as_it_is():

@@ -16,7 +16,8 @@ from autodist_py.proto.dtypes import ITEM_SIZES
 from autodist_py.proto.errors import AutoDistError, StrategyError
 from autodist_py.proto.graph_item import GraphItem, Variable
 from autodist_py.proto.resource_spec import ResourceSpec
-from autodist_py.proto.strategy import AllReduceSynchronizer, Node, PSSynchronizer, Strategy
+from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 from autodist_py.proto.text import count, short, table
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy

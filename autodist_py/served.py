@@ -14,7 +14,8 @@ import tensorflow as tf
 from autodist_py.kernel.pipeline import CompiledProgram
 from autodist_py.kernel.program import ServerFunction, Shards
 from autodist_py.proto.errors import AutoDistError, StrategyError, WorkerFailedError
-from autodist_py.proto.strategy import Node, PSSynchronizer, Strategy
+from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.synchronizers import PSSynchronizer
 from autodist_py.runtime.aggregation import FirstToArrive
 from autodist_py.runtime.cluster import Cluster
 from autodist_py.runtime.coordinator import LEAVING
@@ -45,7 +46,7 @@ class _Cut(NamedTuple):
     def layout(self) -> tuple[object, ...]:
         """What all programs have alike."""
         shards = self.variable.shards
-        return shards.axis, shards.sizes, tuple(home and home.rank for home in self.homes)
+        return shards.axis, shards.shapes, tuple(home and home.rank for home in self.homes)
 
 
 class Served:
@@ -169,7 +170,7 @@ class Served:
             homes = tuple(None if rank is None else self._new_home(rank) for rank in ranks)
             self._cuts[variable] = _Cut(CutVariable(variable, shards, is_together=program.pace.is_together), homes)
             watch(variable, self, Watch(self._look, self._use_unseen))
-        if variable not in self._cuts or self._cuts[variable].layout != (shards.axis, shards.sizes, tuple(ranks)):
+        if variable not in self._cuts or self._cuts[variable].layout != (shards.axis, shards.shapes, tuple(ranks)):
             raise _other_layout(shards.variable)
         cut, homes = self._cuts[variable]
         bound = {each.variable for each in program.variables}
@@ -255,8 +256,8 @@ class Served:
                 spec = tf.TensorSpec(variable.shape, variable.dtype.base_dtype, variable.name)
                 wanted.setdefault(home.rank, {})[home.number] = spec
             cuts = [(one, cut) for one, cut in self._cuts.items() if id(one) in among]
-            for variable, cut in cuts:
-                for spec, one in zip(cut.variable.specs(variable), cut.homes, strict=True):
+            for _, cut in cuts:
+                for spec, one in zip(cut.variable.specs, cut.homes, strict=True):
                     if one is not None and one.rank != self._cluster.rank:
                         wanted.setdefault(one.rank, {})[one.number] = spec
             values: dict[int, tf.Tensor] = {}

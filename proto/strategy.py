@@ -7,91 +7,21 @@ the resources is asked in `strategy_builders.validation`; what a synchronizer do
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from autodist_py.proto import strategy_pb2 as pb
-from autodist_py.proto import synchronizers_pb2 as sync_pb
 from autodist_py.proto import wire
-from autodist_py.proto.checks import require_member, require_not_negative, require_unique
+from autodist_py.proto.checks import require_unique
 from autodist_py.proto.errors import StrategyError
+from autodist_py.proto.graph_item import Variable
+from autodist_py.proto.synchronizers import AllReduceSynchronizer, Pace, PSSynchronizer, Synchronizer
 from autodist_py.proto.text import count, known_names, short, table
 
-_COMPRESSOR_ENUM = sync_pb.AllReduceSynchronizer.Compressor
-_SPEC_ENUM = sync_pb.AllReduceSynchronizer.Spec
 
-ALL_REDUCE_SPECS: tuple[str, ...] = tuple(_SPEC_ENUM.keys())
-COMPRESSORS: tuple[str, ...] = tuple(_COMPRESSOR_ENUM.keys())
-
-
-@dataclass(frozen=True, slots=True)
-class AllReduceSynchronizer:
-    """Every replica holds the variable; the gradients of one group are summed together, by a collective."""
-
-    spec: str = "AUTO"
-    compressor: str = "NoneCompressor"
-    group: int = 0
-
-    def __post_init__(self) -> None:
-        require_member(self.spec, ALL_REDUCE_SPECS, "spec of an AllReduce synchronizer", error=StrategyError)
-        require_member(self.compressor, COMPRESSORS, "compressor of an AllReduce synchronizer", error=StrategyError)
-        require_not_negative(self.group, "group of an AllReduce synchronizer", error=StrategyError)
-
-    def __str__(self) -> str:
-        return f"AllReduce({self.spec})"
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How far apart workers may be. As it is made, they take every step together.
-
-    Attributes:
-        sync: whether an update waits for the gradients of several workers, or of all.
-        staleness: how many steps a worker may have finished more than the slowest one.
-        replicas_to_aggregate: how many workers' gradients an update waits for, 0 for those of all.
-    """
-
-    sync: bool = True
-    staleness: int = 0
-    replicas_to_aggregate: int = 0
-
-    @property
-    def is_together(self) -> bool:
-        """Whether all workers take every step together."""
-        return self == Pace()
-
-
-@dataclass(frozen=True, slots=True)
-class PSSynchronizer:
-    """The variable lives on a server, the reduction destination, such as `10.0.0.1:CPU:0`.
-
-    `staleness` is the number of steps a worker may run ahead; `replicas_to_aggregate` the number of gradients an update
-    waits for, 0 for those of all workers.
-    """
-
-    reduction_destination: str
-    local_replication: bool = False
-    sync: bool = True
-    staleness: int = 0
-    replicas_to_aggregate: int = 0
-    compressor: str = "NoneCompressor"
-    group: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.reduction_destination:
-            raise StrategyError("a PS synchronizer needs a reduction_destination, such as '10.0.0.1:CPU:0'; got ''")
-        require_member(self.compressor, COMPRESSORS, "compressor of a PS synchronizer", error=StrategyError)
-        for name in ("staleness", "replicas_to_aggregate", "group"):
-            require_not_negative(getattr(self, name), f"{name} of a PS synchronizer", error=StrategyError)
-
-    @property
-    def pace(self) -> Pace:
-        """How far apart it lets workers be."""
-        return Pace(self.sync, self.staleness, self.replicas_to_aggregate)
-
-    def __str__(self) -> str:
-        return f"PS({self.reduction_destination}{', local_replication' if self.local_replication else ''})"
+def shard_name(name: str, index: int) -> str:
+    """What a shard of the variable of that name is called, and what is computed for the shard alone."""
+    return f"{name}/part_{index}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +34,7 @@ class Node:
     """
 
     var_name: str
-    synchronizer: PSSynchronizer | AllReduceSynchronizer | None
+    synchronizer: Synchronizer | None
     partitioner: str = ""
     part_config: tuple["Node", ...] = ()
     part_sizes: tuple[int, ...] = ()
@@ -132,6 +62,31 @@ class Node:
                 f"{self.part_sizes} for partitioner {self.partitioner!r}"
             )
 
+    @classmethod
+    def partitioned(
+        cls,
+        variable: Variable,
+        axis: int,
+        synchronizers: Sequence[Synchronizer],
+        *,
+        sizes: Sequence[int] = (),
+        whole: Synchronizer | None = None,
+    ) -> "Node":
+        """The variable in a shard for each synchronizer, or whole, where it is one.
+
+        Args:
+            variable: the variable.
+            axis: along which it is cut.
+            synchronizers: of the shards.
+            sizes: see `part_sizes`.
+            whole: in force where the variable cannot be cut.
+        """
+        if len(synchronizers) == 1:
+            return cls(variable.name, synchronizers[0])
+        counts = ("1" if other != axis else str(len(synchronizers)) for other in range(len(variable.shape)))
+        parts = tuple(cls(shard_name(variable.name, index), one) for index, one in enumerate(synchronizers))
+        return cls(variable.name, whole, ",".join(counts), parts, tuple(sizes))
+
     @property
     def axis(self) -> int:
         """The axis that is cut; the first, where none is."""
@@ -148,7 +103,12 @@ class Node:
         if self.num_shards == 1:
             return ()
         parts = self.part_config or (self,) * self.num_shards
-        return tuple(Node(f"{self.var_name}/part_{i}", part.synchronizer) for i, part in enumerate(parts))
+        return tuple(Node(shard_name(self.var_name, index), part.synchronizer) for index, part in enumerate(parts))
+
+    def shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the shards of a variable of that shape."""
+        axis = self.axis
+        return tuple((*shape[:axis], size, *shape[axis + 1 :]) for size in self.sizes(shape[axis]))
 
     @property
     def num_shards(self) -> int:
@@ -156,13 +116,13 @@ class Node:
         return math.prod(self._shards_per_axis)
 
     @property
-    def synchronizers(self) -> tuple[PSSynchronizer | AllReduceSynchronizer, ...]:
+    def synchronizers(self) -> tuple[Synchronizer, ...]:
         """Those in force: of the shards, where each has one; else the node's own."""
         parts = tuple(synchronizer for part in self.part_config for synchronizer in part.synchronizers)
         return parts or ((self.synchronizer,) if self.synchronizer else ())
 
     @property
-    def every_synchronizer(self) -> tuple[PSSynchronizer | AllReduceSynchronizer, ...]:
+    def every_synchronizer(self) -> tuple[Synchronizer, ...]:
         """Those in force, and the node's own, where it has shards: it is in force where the variable cannot be cut."""
         return (
             (self.synchronizer, *self.synchronizers) if self.synchronizer and self.part_config else self.synchronizers
@@ -305,18 +265,18 @@ def _node_to_proto(node: Node) -> pb.Strategy.Node:
         part_sizes=node.part_sizes,
     )
     if isinstance(node.synchronizer, PSSynchronizer):
-        message.PSSynchronizer.CopyFrom(_ps_to_proto(node.synchronizer))
+        message.PSSynchronizer.CopyFrom(node.synchronizer.to_proto())
     elif isinstance(node.synchronizer, AllReduceSynchronizer):
-        message.AllReduceSynchronizer.CopyFrom(_all_reduce_to_proto(node.synchronizer))
+        message.AllReduceSynchronizer.CopyFrom(node.synchronizer.to_proto())
     return message
 
 
 def _node_from_proto(message: pb.Strategy.Node) -> Node:
-    synchronizer: PSSynchronizer | AllReduceSynchronizer | None = None
+    synchronizer: Synchronizer | None = None
     if message.HasField("PSSynchronizer"):
-        synchronizer = _ps_from_proto(message.PSSynchronizer)
+        synchronizer = PSSynchronizer.from_proto(message.PSSynchronizer)
     elif message.HasField("AllReduceSynchronizer"):
-        synchronizer = _all_reduce_from_proto(message.AllReduceSynchronizer)
+        synchronizer = AllReduceSynchronizer.from_proto(message.AllReduceSynchronizer)
     return Node(
         var_name=message.var_name,
         synchronizer=synchronizer,
@@ -324,52 +284,6 @@ def _node_from_proto(message: pb.Strategy.Node) -> Node:
         part_config=tuple(_node_from_proto(part) for part in message.part_config),
         part_sizes=tuple(message.part_sizes),
     )
-
-
-def _ps_to_proto(synchronizer: PSSynchronizer) -> sync_pb.PSSynchronizer:
-    return sync_pb.PSSynchronizer(
-        reduction_destination=synchronizer.reduction_destination,
-        local_replication=synchronizer.local_replication,
-        sync=synchronizer.sync,
-        staleness=synchronizer.staleness,
-        replicas_to_aggregate=synchronizer.replicas_to_aggregate,
-        compressor=_COMPRESSOR_ENUM.Value(synchronizer.compressor),
-        group=synchronizer.group,
-    )
-
-
-def _ps_from_proto(message: sync_pb.PSSynchronizer) -> PSSynchronizer:
-    return PSSynchronizer(
-        reduction_destination=message.reduction_destination,
-        local_replication=message.local_replication,
-        sync=message.sync,
-        staleness=message.staleness,
-        replicas_to_aggregate=message.replicas_to_aggregate,
-        compressor=_enum_name(_COMPRESSOR_ENUM, message.compressor),
-        group=message.group,
-    )
-
-
-def _all_reduce_to_proto(synchronizer: AllReduceSynchronizer) -> sync_pb.AllReduceSynchronizer:
-    return sync_pb.AllReduceSynchronizer(
-        spec=synchronizer.spec,
-        compressor=synchronizer.compressor,
-        group=synchronizer.group,
-    )
-
-
-def _all_reduce_from_proto(message: sync_pb.AllReduceSynchronizer) -> AllReduceSynchronizer:
-    return AllReduceSynchronizer(
-        spec=_enum_name(_SPEC_ENUM, message.spec),
-        compressor=_enum_name(_COMPRESSOR_ENUM, message.compressor),
-        group=message.group,
-    )
-
-
-def _enum_name(enum: Any, number: int) -> str:
-    if number not in enum.values():
-        raise StrategyError(f"no {enum.DESCRIPTOR.name} has number {number}; known: {dict(enum.items())}")
-    return str(enum.Name(number))
 
 
 def _rows(node: Node, label: str) -> Iterator[tuple[object, ...]]:
@@ -398,7 +312,7 @@ def _given_up(node: Node, workers: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(losses))
 
 
-def _losses(synchronizer: PSSynchronizer | AllReduceSynchronizer, workers: int) -> Iterator[str]:
+def _losses(synchronizer: Synchronizer, workers: int) -> Iterator[str]:
     if synchronizer.compressor in _COMPRESSION_LOSS:
         yield _COMPRESSION_LOSS[synchronizer.compressor]
     if not isinstance(synchronizer, PSSynchronizer):

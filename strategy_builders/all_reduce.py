@@ -6,7 +6,8 @@ from autodist_py.proto.checks import require_member
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
-from autodist_py.proto.strategy import ALL_REDUCE_SPECS, COMPRESSORS, AllReduceSynchronizer, Node, Strategy
+from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.synchronizers import ALL_REDUCE_SPECS, COMPRESSORS, AllReduceSynchronizer
 
 
 @dataclass(frozen=True, slots=True)

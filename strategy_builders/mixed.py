@@ -7,7 +7,8 @@ from fnmatch import fnmatchcase
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
-from autodist_py.proto.strategy import AllReduceSynchronizer, Node, Strategy
+from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer
 from autodist_py.proto.text import known_names
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import StrategyBuilder, resolve_builder

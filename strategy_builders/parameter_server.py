@@ -8,7 +8,8 @@ import networkx as nx
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem, Variable
 from autodist_py.proto.resource_spec import ResourceSpec
-from autodist_py.proto.strategy import Node, PSSynchronizer, Strategy
+from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.synchronizers import PSSynchronizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,14 @@
 
 import math
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem, Variable
 from autodist_py.proto.resource_spec import ResourceSpec
-from autodist_py.proto.strategy import AllReduceSynchronizer, Node, PSSynchronizer, Strategy
+from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.parameter_server import Serving, updated_together
 
@@ -17,41 +18,10 @@ MIN_SHARD_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionedPS(Serving):
-    """Variables are cut along their first axis, and their shards spread over servers: every node's first CPU.
+class _ServingShards(Serving):
+    """What the builders have in common that cut variables along their first axis for servers.
 
     A variable has one shard on a server at most, and no more than it has rows, or than leaves each `min_shard_bytes`.
-    They are as even as can be. The largest variable goes first, its shards to the servers with the fewest bytes. The
-    other parameters: see `Serving`.
-
-    Attributes:
-        min_shard_bytes: the least size of a shard.
-    """
-
-    min_shard_bytes: int = MIN_SHARD_BYTES
-
-    def __post_init__(self) -> None:
-        super(PartitionedPS, self).__post_init__()
-        check_min_shard_bytes(type(self).__name__, self.min_shard_bytes)
-
-    def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
-        """Equal sizes are placed by name, and equally loaded servers filled in the order of the nodes."""
-        loads = dict.fromkeys(resources.server_devices, 0.0)
-        nodes: dict[str, Node] = {}
-        for variable in _largest_first(item.trainable_variables):
-            shards = num_shards(variable, 0, len(loads), self.min_shard_bytes)
-            servers = _least_loaded(loads, shards)
-            nodes[variable.name] = _even(served_node(self, variable, 0, servers), variable, loads)
-            for server, size in zip(servers, _shard_bytes(nodes[variable.name], variable), strict=True):
-                loads[server] += size
-        return _strategy(nodes, item, resources)
-
-
-@dataclass(frozen=True, slots=True)
-class UnevenPartitionedPS(Serving):
-    """As PartitionedPS, with shards in proportion to the servers' `network_bandwidth`.
-
-    A variable that has too few rows, or bytes, for a shard on every server has them on those with the most bandwidth.
 
     Attributes:
         min_shard_bytes: the least size of a shard, on average.
@@ -60,8 +30,40 @@ class UnevenPartitionedPS(Serving):
     min_shard_bytes: int = MIN_SHARD_BYTES
 
     def __post_init__(self) -> None:
-        super(UnevenPartitionedPS, self).__post_init__()
+        super(_ServingShards, self).__post_init__()
         check_min_shard_bytes(type(self).__name__, self.min_shard_bytes)
+
+    def _synchronizers(self, servers: Iterable[str]) -> list[PSSynchronizer]:
+        return [self.synchronizer(server) for server in servers]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionedPS(_ServingShards):
+    """Variables are cut along their first axis, and their shards spread over servers: every node's first CPU.
+
+    Shards are as even as can be. The largest variable goes first, its shards to the servers with the fewest bytes. Its
+    parameters: see `Serving` and `_ServingShards`.
+    """
+
+    def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
+        """Equal sizes are placed by name, and equally loaded servers filled in the order of the nodes."""
+        loads = dict.fromkeys(resources.server_devices, 0.0)
+        nodes: dict[str, Node] = {}
+        for variable in _largest_first(item.trainable_variables):
+            shards = num_shards(variable, 0, len(loads), self.min_shard_bytes)
+            servers = _least_loaded(loads, shards)
+            sizes = _even_sizes(variable, 0, servers, loads)
+            nodes[variable.name] = Node.partitioned(variable, 0, self._synchronizers(servers), sizes=sizes)
+            _add(loads, variable, servers, sizes)
+        return _strategy(nodes, item, resources)
+
+
+@dataclass(frozen=True, slots=True)
+class UnevenPartitionedPS(_ServingShards):
+    """As PartitionedPS, with shards in proportion to the servers' `network_bandwidth`.
+
+    A variable that has too few rows, or bytes, for a shard on every server has them on those with the most bandwidth.
+    """
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
         """What is whole goes to the server with the fewest bytes for its bandwidth."""
@@ -75,13 +77,9 @@ class UnevenPartitionedPS(Serving):
             shards = num_shards(variable, 0, len(loads), self.min_shard_bytes)
             fastest = sorted(bandwidths, key=lambda device: -bandwidths[device])[:shards]
             servers = _least_loaded(loads, 1) if shards == 1 else [one for one in bandwidths if one in fastest]
-            node = served_node(self, variable, 0, servers)
-            if shards > 1:
-                sizes = proportional(variable.shape[0], [bandwidths[server] for server in servers])
-                node = replace(node, part_sizes=sizes)
-            for server, size in zip(servers, _shard_bytes(node, variable), strict=True):
-                loads[server] += size / bandwidths[server]
-            nodes[variable.name] = node
+            sizes = proportional(variable.shape[0], [bandwidths[one] for one in servers]) if shards > 1 else ()
+            nodes[variable.name] = Node.partitioned(variable, 0, self._synchronizers(servers), sizes=sizes)
+            _add(loads, variable, servers, sizes, bandwidths)
         return _strategy(nodes, item, resources)
 
 
@@ -108,7 +106,21 @@ class PartitionedAR:
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
         """The group of a part is its index among all parts // `chunk_size`."""
-        return _reduced(self, item, resources, dict.fromkeys((one.name for one in item.trainable_variables), 0))
+        return self.along({}, item, resources)
+
+    def along(self, axes: Mapping[str, int], item: GraphItem, resources: ResourceSpec) -> Strategy:
+        """As `build`, along the axes of variables that are named, and the first of all others."""
+        nodes: dict[str, Node] = {}
+        count = 0
+        for variable in item.trainable_variables:
+            axis = axes.get(variable.name, 0)
+            parts = range(count, count + num_shards(variable, axis, len(resources.workers), self.min_shard_bytes))
+            synchronizers = [
+                AllReduceSynchronizer(self.all_reduce_spec, self.compressor, part // self.chunk_size) for part in parts
+            ]
+            nodes[variable.name] = Node.partitioned(variable, axis, synchronizers)
+            count = parts.stop
+        return _strategy(nodes, item, resources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +138,7 @@ class RandomAxisPartitionAR:
     min_shard_bytes: int = MIN_SHARD_BYTES
 
     def __post_init__(self) -> None:
-        AllReduce(self.chunk_size, self.all_reduce_spec, self.compressor)
-        check_min_shard_bytes(type(self).__name__, self.min_shard_bytes)
+        self._fixed()
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise StrategyError(f"seed of {type(self).__name__} must be an integer; got {self.seed!r}")
 
@@ -137,9 +148,12 @@ class RandomAxisPartitionAR:
         axes = {}
         for variable in item.trainable_variables:
             possible = [axis for axis, size in enumerate(variable.shape) if size > 1] or [0]
-            drawn = random.Random(f"{self.seed} {variable.name}").choice(possible)
-            axes[variable.name] = 0 if variable.name in sparse else drawn
-        return _reduced(self, item, resources, axes)
+            if variable.name not in sparse:
+                axes[variable.name] = random.Random(f"{self.seed} {variable.name}").choice(possible)
+        return self._fixed().along(axes, item, resources)
+
+    def _fixed(self) -> PartitionedAR:
+        return PartitionedAR(self.chunk_size, self.all_reduce_spec, self.compressor, self.min_shard_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +168,7 @@ class ShardedOptimizer:
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
         """Shards are in the order of the nodes; the largest variable is placed first."""
-        builder = Serving()
+        serving = Serving()
         loads = dict.fromkeys(resources.server_devices, 0.0)
         homes = self._homes(item, list(loads))
         grouped = {variable.name for group in updated_together(item) if len(group) > 1 for variable in group}
@@ -163,15 +177,13 @@ class ShardedOptimizer:
         for variable in _largest_first(item.trainable_variables):
             axes = [0] if variable.name in sparse else range(len(variable.shape))
             axis = next((axis for axis in axes if variable.shape[axis] >= len(loads)), None)
-            if axis is None or len(loads) == 1 or not variable.nbytes:
-                home = homes[variable.name] if variable.name in grouped else _least_loaded(loads, 1)[0]
-                nodes[variable.name] = Node(variable.name, builder.synchronizer(home))
-                loads[home] += variable.nbytes
-                continue
-            node = _even(served_node(builder, variable, axis, list(loads)), variable, loads)
-            nodes[variable.name] = replace(node, synchronizer=builder.synchronizer(homes[variable.name]))
-            for server, size in zip(loads, _shard_bytes(node, variable), strict=True):
-                loads[server] += size
+            servers, whole = list(loads), serving.synchronizer(homes[variable.name])
+            if axis is None or not variable.nbytes:
+                axis, servers = 0, [homes[variable.name]] if variable.name in grouped else _least_loaded(loads, 1)
+            sizes = _even_sizes(variable, axis, servers, loads)
+            synchronizers = [serving.synchronizer(server) for server in servers]
+            nodes[variable.name] = Node.partitioned(variable, axis, synchronizers, sizes=sizes, whole=whole)
+            _add(loads, variable, servers, sizes)
         return _strategy(nodes, item, resources)
 
     @staticmethod
@@ -219,41 +231,6 @@ def check_min_shard_bytes(builder: str, value: int) -> None:
         raise StrategyError(f"min_shard_bytes of {builder} must be an integer >= 1; got {value!r}")
 
 
-def served_node(builder: Serving, variable: Variable, axis: int, servers: Sequence[str]) -> Node:
-    """The variable in a shard for each of the servers; whole on the one, where it is one."""
-    synchronizers = [builder.synchronizer(server) for server in servers]
-    if len(servers) == 1:
-        return Node(variable.name, synchronizers[0])
-    return _cut_node(variable, axis, synchronizers)
-
-
-def _cut_node(variable: Variable, axis: int, synchronizers: Sequence[PSSynchronizer | AllReduceSynchronizer]) -> Node:
-    counts = [1] * len(variable.shape)
-    counts[axis] = len(synchronizers)
-    parts = tuple(Node(f"{variable.name}/part_{index}", one) for index, one in enumerate(synchronizers))
-    return Node(variable.name, None, ",".join(map(str, counts)), parts)
-
-
-def _reduced(
-    builder: PartitionedAR | RandomAxisPartitionAR, item: GraphItem, resources: ResourceSpec, axes: dict[str, int]
-) -> Strategy:
-    nodes: dict[str, Node] = {}
-    count = 0
-    for variable in item.trainable_variables:
-        axis = axes[variable.name]
-        shards = num_shards(variable, axis, len(resources.workers), builder.min_shard_bytes)
-        synchronizers = [
-            AllReduceSynchronizer(builder.all_reduce_spec, builder.compressor, index // builder.chunk_size)
-            for index in range(count, count + shards)
-        ]
-        count += shards
-        is_cut = shards > 1
-        nodes[variable.name] = (
-            _cut_node(variable, axis, synchronizers) if is_cut else Node(variable.name, synchronizers[0])
-        )
-    return _strategy(nodes, item, resources)
-
-
 def _largest_first(variables: Iterable[Variable]) -> list[Variable]:
     return sorted(variables, key=lambda variable: (-variable.nbytes, variable.name))
 
@@ -264,21 +241,26 @@ def _least_loaded(loads: dict[str, float], count: int) -> list[str]:
     return [server for server in loads if server in chosen]
 
 
-def _even(node: Node, variable: Variable, loads: dict[str, float]) -> Node:
-    """The node, where shards that are larger by one go to those servers that have the fewest bytes."""
-    if not node.shards:
-        return node
-    servers = [one.reduction_destination for one in node.synchronizers if isinstance(one, PSSynchronizer)]
-    even, more = divmod(variable.shape[node.axis], len(servers))
+def _even_sizes(variable: Variable, axis: int, servers: Sequence[str], loads: Mapping[str, float]) -> tuple[int, ...]:
+    """Those of a shard on each server: where some are larger, by one, they go to those with the fewest bytes."""
+    even, more = divmod(variable.shape[axis], len(servers)) if len(servers) > 1 else (0, 0)
+    if not more:
+        return ()
     larger = sorted(servers, key=loads.__getitem__)[:more]
-    return replace(node, part_sizes=tuple(even + (server in larger) for server in servers)) if more else node
+    return tuple(even + (server in larger) for server in servers)
 
 
-def _shard_bytes(node: Node, variable: Variable) -> list[float]:
-    if not node.shards:
-        return [variable.nbytes]
-    length = variable.shape[node.axis]
-    return [variable.nbytes * size / length for size in node.sizes(length)]
+def _add(
+    loads: dict[str, float],
+    variable: Variable,
+    servers: Sequence[str],
+    sizes: Sequence[int],
+    bandwidths: Mapping[str, float] | None = None,
+) -> None:
+    """The servers have the variable's shards, too; they are equal, unless sizes say otherwise."""
+    sizes = sizes or (1,) * len(servers)
+    for server, size in zip(servers, sizes, strict=True):
+        loads[server] += variable.nbytes * size / sum(sizes) / (bandwidths[server] if bandwidths else 1.0)
 
 
 def _strategy(nodes: dict[str, Node], item: GraphItem, resources: ResourceSpec) -> Strategy:

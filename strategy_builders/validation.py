@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
-from autodist_py.proto.strategy import Node, PSSynchronizer, Strategy
+from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.synchronizers import PSSynchronizer
 from autodist_py.proto.text import known_names
 
 

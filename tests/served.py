@@ -9,7 +9,8 @@ import tensorflow as tf
 from autodist_py import AutoDist
 from autodist_py.proto.graph_item import GraphItem, Variable
 from autodist_py.proto.resource_spec import ResourceSpec
-from autodist_py.proto.strategy import AllReduceSynchronizer, Node, PSSynchronizer, Strategy
+from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 from autodist_py.strategy_builders.base import StrategyBuilder
 from autodist_py.strategy_builders.parameter_server import PS, PSLoadBalancing
 
@@ -63,10 +64,8 @@ class InShards:
         if count == 1:
             return Node(variable.name, synchronizers[0])
         sizes = (variable.shape[axis] - count + 1, *(1 for _ in range(count - 1)))
-        counts = ["1"] * len(variable.shape)
-        counts[axis] = str(count)
-        parts = tuple(Node(f"{variable.name}/part_{i}", synchronizers[i]) for i in range(count))
-        return Node(variable.name, synchronizers[0] if self.or_whole else None, ",".join(counts), parts, sizes)
+        whole = synchronizers[0] if self.or_whole else None
+        return Node.partitioned(variable, axis, synchronizers[:count], sizes=sizes, whole=whole)
 
     def _synchronizer(self, place: int | None, resources: ResourceSpec) -> PSSynchronizer | AllReduceSynchronizer:
         if place is None:

@@ -11,7 +11,8 @@ import pytest
 from autodist_py.plan import Link, Plan, Traffic
 from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
-from autodist_py.proto.strategy import AllReduceSynchronizer, PSSynchronizer, Strategy
+from autodist_py.proto.strategy import Strategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 from autodist_py.resources import local_resource_spec
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy

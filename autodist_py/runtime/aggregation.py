@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from autodist_py.proto.strategy import Pace
+from autodist_py.proto.synchronizers import Pace
 
 _REMEMBERED = 100_000
 """How many accepted gradients are remembered: the last ones."""

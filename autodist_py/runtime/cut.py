@@ -4,7 +4,7 @@ The user's variable is the one to look at: it is given what the shards hold when
 what was written to it before the next step.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -27,15 +27,15 @@ class CutVariable:
         self.shards = shards
         self._is_together = is_together
         self.own: dict[int, tf.Variable] = {}
-        self._variable_name, self._dtype = variable.name, variable.dtype.base_dtype
+        self._dtype = variable.dtype.base_dtype
         self._joined: list[tf.Tensor] = []
         """What the variable was made of when it was last brought, if it is still that."""
 
-    def specs(self, variable: tf.Variable) -> list[tf.TensorSpec]:
+    @property
+    def specs(self) -> list[tf.TensorSpec]:
         """The shards' types and names."""
-        shape, axis = variable.shape.as_list(), self.shards.axis
-        shapes = [[*shape[:axis], size, *shape[axis + 1 :]] for size in self.shards.sizes]
-        return [tf.TensorSpec(s, self._dtype, name) for s, name in zip(shapes, self.shards.names, strict=True)]
+        named = zip(self.shards.shapes, self.shards.names, strict=True)
+        return [tf.TensorSpec(shape, self._dtype, name) for shape, name in named]
 
     def have(self, variable: tf.Variable, position: int, device: str) -> tf.Variable:
         """From now on this worker has that shard, of the variable's value."""
@@ -50,7 +50,7 @@ class CutVariable:
         with tf_adapter.eagerly(), tf.device("/device:CPU:0"):
             parts = [
                 others[position] if position in others else peek(self.own[position])
-                for position in range(len(self.shards.sizes))
+                for position in range(len(self.shards.shapes))
             ]
             fill(variable, tf.concat(parts, axis=self.shards.axis))
         self._joined = parts
@@ -58,9 +58,9 @@ class CutVariable:
     def join_own(self, variable: tf.Variable) -> None:
         """Give the variable what this worker's shards hold, and zeros in the place of all others."""
         with tf_adapter.eagerly():
-            specs = self.specs(variable)
-            missing = [position for position in range(len(specs)) if position not in self.own]
-            self.join(variable, {position: tf.zeros(specs[position].shape, self._dtype) for position in missing})
+            shapes = enumerate(self.shards.shapes)
+            missing = {at: tf.zeros(shape, self._dtype) for at, shape in shapes if at not in self.own}
+            self.join(variable, missing)
 
     def forget(self) -> None:
         """The variable is not what the shards are any more."""
@@ -72,20 +72,17 @@ class CutVariable:
             with tf_adapter.eagerly():
                 self._joined = self._parts(peek(variable))
 
-    def written(self, variable: tf.Variable) -> Iterator[tuple[tf.Variable, tf.Tensor]]:
-        """This worker's shards that the script has written since the variable was brought, and their new values.
-
-        Where workers step together the shards are still what they were then.
-        """
+    def written(self, variable: tf.Variable) -> list[tuple[tf.Variable, tf.Tensor]]:
+        """This worker's shards that the script has written since the variable was brought, and their new values."""
         if not self.own:
-            return
+            return []
         with tf_adapter.eagerly():
             parts = self._parts(peek(variable))
-            for position, shard in self.own.items():
-                before = peek(shard) if self._is_together else self._joined[position]
-                if not _is_same(before, parts[position]):
-                    yield shard, parts[position]
-        self._joined = [] if self._is_together else parts
+        # Where workers step together the shards are still what the variable was brought from.
+        before = [peek(shard) if self._is_together else self._joined[at] for at, shard in self.own.items()]
+        self._joined = parts
+        found = zip(self.own.items(), before, strict=True)
+        return [(shard, parts[at]) for (at, shard), was in found if not _is_same(was, parts[at])]
 
     def _parts(self, value: tf.Tensor) -> list[tf.Tensor]:
         return list(tf.split(value, list(self.shards.sizes), axis=self.shards.axis))

@@ -18,7 +18,7 @@ from autodist_py.kernel.pipeline import CompiledProgram
 from autodist_py.kernel.program import Channel, ServerFunction, ServerProgram
 from autodist_py.kernel.serving.queues import LOST, PAUSED, RUNG, named_queue
 from autodist_py.proto.errors import ClusterError
-from autodist_py.proto.strategy import Pace
+from autodist_py.proto.synchronizers import Pace
 from autodist_py.runtime.aggregation import AfterOwn, AsTheyArrive, Decision, Rule, rule_of
 from autodist_py.runtime.cluster import Cluster
 from autodist_py.runtime.held import Held

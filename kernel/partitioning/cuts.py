@@ -7,27 +7,18 @@ import networkx as nx
 import tensorflow as tf
 
 from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
-from autodist_py.kernel.names import op_of, parse, shard_name
+from autodist_py.kernel.names import op_of, parse
 from autodist_py.kernel.partitioning.kinds import WRITERS, Kind, Operand, Rule, Rules
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.synchronizers.lookups import Lookup, lookups_of
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient, Variable
-from autodist_py.proto.strategy import Node, PSSynchronizer
+from autodist_py.proto.strategy import Node, shard_name
+from autodist_py.proto.synchronizers import PSSynchronizer
 
 _BY_ENTRY = (Kind.ROWS, Kind.INDICES, Kind.POSITIONS)
 _COUNTS = frozenset({"Shape", "Size"})
 """Op types for which the order of rows makes no difference."""
-
-Shapes = Mapping[str, list[tf.TensorShape]]
-"""For each op the shapes of its results, as far as they are known."""
-
-
-def shapes_of(view: GraphView) -> Shapes:
-    """What TensorFlow infers."""
-    with tf.Graph().as_default() as graph:
-        tf.graph_util.import_graph_def(view.graph_def(), name="")
-    return {op.name: [result.shape for result in op.outputs] for op in graph.get_operations()}
 
 
 def seam_kinds(gradient: Gradient, axis: int) -> tuple[Kind, ...]:
@@ -104,14 +95,12 @@ class Captured:
 
     Attributes:
         program: before the first pass.
-        shapes: of the graph's tensors.
         seams: the ops that pass on gradients.
         forward: what gradients are computed from.
         statistics: the ops that pass on what is combined beside gradients.
     """
 
     program: Program
-    shapes: Shapes
     seams: frozenset[str]
     forward: frozenset[str]
     statistics: frozenset[str]
@@ -123,7 +112,7 @@ class Captured:
         seams = frozenset(op_of(tensor) for gradient in program.item.gradients for tensor in gradient.tensors)
         raw = (op_of(name) for seam in seams for name in view.nodes[seam].input)
         statistics = frozenset(op_of(statistic.tensor) for statistic in program.item.statistics)
-        return cls(program, shapes_of(view), seams, frozenset(view.dataflow_ancestors(raw)), statistics)
+        return cls(program, seams, frozenset(view.dataflow_ancestors(raw)), statistics)
 
 
 def cut_of(captured: Captured, node: Node) -> Cut:
@@ -218,7 +207,7 @@ class _Finder:
                 continue
             # A statistic is combined over replicas whole.
             is_statistic = op in self._captured.statistics
-            rule = None if is_statistic else self._rules_of.of(nodes[op], operands, self._captured.shapes[op])
+            rule = None if is_statistic else self._rules_of.of(nodes[op], operands, view.shapes[op])
             if rule is None:
                 self._mixing.append(op)
                 continue
@@ -246,7 +235,7 @@ class _Finder:
         if kind is None and self._view.nodes[tensor.op].op == VARIABLE_OP:
             return Operand(None, tf.TensorShape(None))  # No number, though a handle's own shape is that of one.
         constant = self._view.constant(name) if kind is None else None
-        shape = self._captured.shapes[tensor.op][tensor.output]
+        shape = self._view.shapes[tensor.op][tensor.output]
         return Operand(kind, shape, constant, self._entries.get(str(tensor), ""))
 
     def _written_alike(self) -> set[str]:

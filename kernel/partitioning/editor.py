@@ -9,7 +9,6 @@ import tensorflow as tf
 from autodist_py.kernel.fragment import TensorSpec, trace
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import parse
-from autodist_py.kernel.partitioning.cuts import Shapes
 from autodist_py.kernel.tf_adapter import output_type
 
 _SCOPE = "AutoDist-Shards"
@@ -18,8 +17,8 @@ _SCOPE = "AutoDist-Shards"
 class Editor:
     """Collects changes; every op keeps its name, whatever stands there."""
 
-    def __init__(self, view: GraphView, shapes: Shapes):
-        self.view, self._shapes = view, shapes
+    def __init__(self, view: GraphView):
+        self.view = view
         self._added: dict[str, tf.compat.v1.NodeDef] = {}
         self._replaced: dict[str, tf.compat.v1.NodeDef] = {}
         self._waits: dict[str, list[str]] = {}
@@ -63,7 +62,7 @@ class Editor:
     def spec(self, tensor: str) -> TensorSpec:
         """What is known of a tensor of the captured graph."""
         name = parse(tensor)
-        shape = self._shapes[name.op][name.output]
+        shape = self.view.shapes[name.op][name.output]
         dtype = output_type(self.view.nodes[name.op], name.output)
         return TensorSpec(tensor, dtype, None if shape.rank is None else tuple(shape.as_list()))
 

@@ -7,20 +7,20 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py.kernel.fragment import TensorSpec
-from autodist_py.kernel.names import op_of, shard_name
+from autodist_py.kernel.names import op_of
 from autodist_py.kernel.partitioning.cuts import seam_kinds
 from autodist_py.kernel.partitioning.editor import Editor, identity
 from autodist_py.kernel.partitioning.kinds import Kind
 from autodist_py.proto.graph_item import Gradient, Variable
+from autodist_py.proto.strategy import Node, shard_name
 
 
-def cut_gradient(
-    editor: Editor, gradient: Gradient, variable: Variable, axis: int, sizes: Sequence[int]
-) -> list[Gradient]:
+def cut_gradient(editor: Editor, gradient: Gradient, variable: Variable, node: Node) -> list[Gradient]:
     """The gradients of the shards, with seams of their own; the gradient's seams pass on what those do, joined."""
+    axis, sizes = node.axis, node.sizes(variable.shape[node.axis])
     raw = [editor.spec(editor.view.nodes[op_of(tensor)].input[0]) for tensor in gradient.tensors]
     if gradient.is_sparse:
-        shapes = [shard_shape(variable, axis, size) for size in sizes]
+        shapes = node.shapes(variable.shape)
         parts = editor.trace(lambda *raw: _sparse_parts(*raw, axis=axis, sizes=sizes, shapes=shapes), *raw)
     else:
         whole = TensorSpec(raw[0].name, raw[0].dtype, variable.shape)
@@ -38,11 +38,6 @@ def cut_gradient(
         joined = editor.trace(lambda *parts, kind=kind: _joined(kind, parts, variable, axis, sizes), *own)
         editor.put_identity(op_of(gradient.tensors[position]), joined)
     return shards
-
-
-def shard_shape(variable: Variable, axis: int, size: int) -> tuple[int, ...]:
-    """The shape of a shard of the variable that is `size` long."""
-    return (*variable.shape[:axis], size, *variable.shape[axis + 1 :])
 
 
 def owners(indices: tf.Tensor, sizes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:

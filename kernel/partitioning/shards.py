@@ -8,14 +8,15 @@ import networkx as nx
 import tensorflow as tf
 
 from autodist_py.kernel.fragment import TensorSpec
-from autodist_py.kernel.names import op_of, parse, shard_name
+from autodist_py.kernel.names import op_of, parse
 from autodist_py.kernel.partitioning.cuts import Cut
 from autodist_py.kernel.partitioning.editor import Editor
-from autodist_py.kernel.partitioning.gradients import owners, shard_shape
+from autodist_py.kernel.partitioning.gradients import owners
 from autodist_py.kernel.partitioning.kinds import REDUCTIONS, Rule
 from autodist_py.kernel.synchronizers.lookups import SHAPES
 from autodist_py.kernel.tf_adapter import output_type
 from autodist_py.proto.graph_item import Variable
+from autodist_py.proto.strategy import shard_name
 
 
 def cut_variable(editor: Editor, cut: Cut) -> dict[str, list[Variable]]:
@@ -134,9 +135,9 @@ class _Cutting:
     def _cut_handle(self, variable: Variable) -> list[Variable]:
         """The shards' handles; the variable itself is given its new value at the end, or is there no more."""
         shards = []
-        writers = [op for op in self._cut.rules if op in variable.update_ops]
-        for shard, size in zip(self._shards, self._cut.sizes, strict=True):
-            name, shape = shard_name(variable.name, shard), shard_shape(variable, self._cut.axis, size)
+        writers = self._view.writes[variable.name]
+        for shard, shape in enumerate(self._cut.node.shapes(variable.shape)):
+            name = shard_name(variable.name, shard)
             node = copy.deepcopy(self._view.nodes[variable.name])
             node.name, node.attr["shared_name"].s = name, name.encode()
             node.attr["shape"].shape.CopyFrom(tf.TensorShape(shape).as_proto())

@@ -7,11 +7,12 @@ from typing import ClassVar
 from autodist_py.kernel.analysis import analyse
 from autodist_py.kernel.partitioning.cuts import CannotBeCutError, Captured, Cut, cut_of
 from autodist_py.kernel.partitioning.editor import Editor
-from autodist_py.kernel.partitioning.gradients import cut_gradient, shard_shape
+from autodist_py.kernel.partitioning.gradients import cut_gradient
 from autodist_py.kernel.partitioning.shards import cut_variable
 from autodist_py.kernel.program import Program, Shards
 from autodist_py.proto.graph_item import Gradient, Variable
-from autodist_py.proto.strategy import AllReduceSynchronizer, Node
+from autodist_py.proto.strategy import Node
+from autodist_py.proto.synchronizers import AllReduceSynchronizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Partition:
         strategy = replace(
             program.strategy, node_config=tuple(left.get(node.var_name, node) for node in program.strategy.node_config)
         )
-        return _partitioned(replace(program, strategy=strategy, left_whole=reasons), captured, cuts)
+        return _partitioned(replace(program, strategy=strategy, left_whole=reasons), cuts)
 
 
 def _is_reduced(node: Node) -> bool:
@@ -78,8 +79,8 @@ def _cut(captured: Captured, node: Node, others: dict[str, Cut]) -> Cut:
     return cut
 
 
-def _partitioned(program: Program, captured: Captured, cuts: dict[str, Cut]) -> Program:
-    item, editor = program.item, Editor(program.analysis.captured, captured.shapes)
+def _partitioned(program: Program, cuts: dict[str, Cut]) -> Program:
+    item, editor = program.item, Editor(program.analysis.captured)
     nodes: list[Node] = []
     gradients: dict[Gradient, list[Gradient]] = {}
     variables: dict[str, list[Variable]] = {variable.name: [variable] for variable in item.variables}
@@ -89,21 +90,20 @@ def _partitioned(program: Program, captured: Captured, cuts: dict[str, Cut]) -> 
         if not node.shards:
             continue
         variable = item.variable(node.var_name)
-        sizes = node.sizes(variable.shape[node.axis])
         for gradient in item.gradients:
             if gradient.variable == node.var_name:
-                gradients[gradient] = cut_gradient(editor, gradient, variable, node.axis, sizes)
+                gradients[gradient] = cut_gradient(editor, gradient, variable, node)
         cut = cuts.get(node.var_name)
         if cut is None:
-            parts = zip(node.shards, sizes, strict=True)
-            shapes_of_parts = [(part.var_name, shard_shape(variable, node.axis, size)) for part, size in parts]
-            variables[variable.name] += [Variable(name, variable.dtype, shape) for name, shape in shapes_of_parts]
+            parts = zip(node.shards, node.shapes(variable.shape), strict=True)
+            variables[variable.name] += [Variable(part.var_name, variable.dtype, shape) for part, shape in parts]
             continue
         variables |= cut_variable(editor, cut)
-        shards += [Shards(one.name, cut.axis, cut.sizes, is_whole=one.name in cut.whole) for one in cut.variables]
+        shapes = node.shapes(variable.shape)
+        shards += [Shards(one.name, cut.axis, shapes, is_whole=one.name in cut.whole) for one in cut.variables]
     joined = [op for one in shards if one.is_whole for op in variables[one.variable][0].update_ops]
     run_ops = (*item.run_ops, *joined)
-    graph = editor.graph([*run_ops, *(op for one in shards for op in item.variable(one.variable).update_ops)])
+    graph = editor.graph([*run_ops, *(op for one in shards for op in program.analysis.writes[one.variable])])
     rewritten = replace(
         item,
         graph_def=graph.graph_def().SerializeToString(deterministic=True),

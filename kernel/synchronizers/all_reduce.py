@@ -18,7 +18,7 @@ from autodist_py.kernel.program import Program
 from autodist_py.kernel.weights import batch_specs, raw_gradient, replica_weights, sum_duplicates, weighted
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient
-from autodist_py.proto.strategy import AllReduceSynchronizer
+from autodist_py.proto.synchronizers import AllReduceSynchronizer
 
 _LOCAL_FIRST = frozenset({"AUTO"})
 _ONE_RING = frozenset({"RING"})

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from functools import cached_property
 
 import networkx as nx
-import tensorflow as tf
 
 from autodist_py.kernel.graph_view import VARIABLE_OP
 from autodist_py.kernel.names import op_of
@@ -94,10 +93,11 @@ class Division:
     @cached_property
     def scalars(self) -> set[str]:
         """Ops whose results are scalars, as far as their graph shows."""
-        with tf.Graph().as_default() as graph:
-            tf.graph_util.import_graph_def(self._view.graph_def(), name="")
-        results = {op.name: op.outputs for op in graph.get_operations() if op.type != VARIABLE_OP}
-        return {op for op, tensors in results.items() if tensors and all(one.shape.rank == 0 for one in tensors)}
+        return {
+            op
+            for op, shapes in self._view.shapes.items()
+            if self._view.nodes[op].op != VARIABLE_OP and shapes and all(shape.rank == 0 for shape in shapes)
+        }
 
     def _reaching(self, derived: set[str]) -> dict[str, set[int]]:
         """For each of `derived` the sides whose gradients it is computed from."""

@@ -24,7 +24,7 @@ from autodist_py.kernel.synchronizers.division import WORKERS, Division
 from autodist_py.kernel.synchronizers.lookups import Lookup, adds_rows_up, lookups_of
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient
-from autodist_py.proto.strategy import PSSynchronizer
+from autodist_py.proto.synchronizers import PSSynchronizer
 
 _STAYS = STANDS_ONCE | ITERATORS
 """Op types that are each worker's own, with all that is made of them."""

@@ -22,7 +22,8 @@ from autodist_py.function import DistributedFunction, Program
 from autodist_py.kernel.device import Place, Replica
 from autodist_py.kernel.pipeline import compile
 from autodist_py.proto.graph_item import GraphItem
-from autodist_py.proto.strategy import AllReduceSynchronizer, Node, Strategy
+from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer
 
 TWO_WORKERS = Place(0, (Replica(0, 0, "/device:CPU:0"), Replica(1, 0, "/device:CPU:1"), Replica(2, 1, "/device:CPU:0")))
 

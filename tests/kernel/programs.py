@@ -13,7 +13,8 @@ from autodist_py.kernel.pipeline import PASSES, compile, start
 from autodist_py.kernel.program import Options, Program
 from autodist_py.kernel.rewrite import run_passes
 from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Output, Variable
-from autodist_py.proto.strategy import AllReduceSynchronizer, Node, Strategy
+from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer
 
 raw = tf.raw_ops
 

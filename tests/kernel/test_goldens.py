@@ -15,7 +15,8 @@ from autodist_py.kernel.pipeline import PASSES, start
 from autodist_py.kernel.printer import format_program
 from autodist_py.kernel.program import Options
 from autodist_py.kernel.rewrite import run_passes
-from autodist_py.proto.strategy import AllReduceSynchronizer, Node, PSSynchronizer, Strategy
+from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 from tests.kernel import programs
 
 GOLDENS = Path(__file__).parent / "goldens"

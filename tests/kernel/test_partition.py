@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from autodist_py.kernel.device import Place
 from autodist_py.kernel.graph_view import GraphView
-from autodist_py.kernel.names import shard_name
 from autodist_py.kernel.passes.partition import Partition
 from autodist_py.kernel.pipeline import compile, start
 from autodist_py.kernel.program import Options, Program
 from autodist_py.kernel.verify import verify
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Variable
-from autodist_py.proto.strategy import AllReduceSynchronizer, Node, PSSynchronizer, Strategy
+from autodist_py.proto.strategy import Node, Strategy, shard_name
+from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 from autodist_py.runtime.executor import Executor
 from tests.capture.steps import capture
 from tests.kernel import programs
@@ -53,12 +53,8 @@ class Cutting(NamedTuple):
 def node_of(item: GraphItem, name: str, cutting: Cutting | None, synchronizers: Sequence[Any] = (SERVED,)) -> Node:
     if cutting is None or len(cutting.sizes) == 1:
         return Node(name, REDUCED)
-    counts = [1] * len(item.variable(name).shape)
-    counts[cutting.axis] = len(cutting.sizes)
-    parts = tuple(
-        Node(shard_name(name, index), synchronizers[index % len(synchronizers)]) for index in range(len(cutting.sizes))
-    )
-    return Node(name, None, ",".join(map(str, counts)), parts, tuple(cutting.sizes))
+    own = [synchronizers[index % len(synchronizers)] for index in range(len(cutting.sizes))]
+    return Node.partitioned(item.variable(name), cutting.axis, own, sizes=cutting.sizes)
 
 
 def cut(item: GraphItem, nodes: Sequence[Node], *, where: Place = TWO_WORKERS, strict: bool = True) -> Program:

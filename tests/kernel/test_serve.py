@@ -12,7 +12,8 @@ from autodist_py.kernel.names import captured_name
 from autodist_py.kernel.parcel import Parcel
 from autodist_py.kernel.pipeline import compile
 from autodist_py.kernel.program import Options
-from autodist_py.proto.strategy import AllReduceSynchronizer, Node, PSSynchronizer, Strategy
+from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 from tests.capture import steps
 from tests.capture.steps import capture
 

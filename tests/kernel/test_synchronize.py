@@ -5,7 +5,8 @@ import pytest
 
 from autodist_py.kernel.synchronizers.all_reduce import groups
 from autodist_py.proto.errors import StrategyError
-from autodist_py.proto.strategy import AllReduceSynchronizer, Node, PSSynchronizer, Strategy
+from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 from tests.kernel import programs
 
 

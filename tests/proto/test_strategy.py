@@ -8,14 +8,8 @@ from hypothesis import strategies as st
 
 from autodist_py.proto import strategy_pb2 as pb
 from autodist_py.proto.errors import StrategyError
-from autodist_py.proto.strategy import (
-    ALL_REDUCE_SPECS,
-    COMPRESSORS,
-    AllReduceSynchronizer,
-    Node,
-    PSSynchronizer,
-    Strategy,
-)
+from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.synchronizers import ALL_REDUCE_SPECS, COMPRESSORS, AllReduceSynchronizer, PSSynchronizer
 
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 numbers = st.integers(0, 2**31 - 1)

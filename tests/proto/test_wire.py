@@ -14,7 +14,8 @@ from autodist_py.proto import wire
 from autodist_py.proto.errors import AutoDistError, GraphItemError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Output, Variable
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
-from autodist_py.proto.strategy import AllReduceSynchronizer, Node, Strategy
+from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer
 from autodist_py.proto.values import load_value
 
 ROOT = Path(__file__).resolve().parents[2]

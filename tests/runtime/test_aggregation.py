@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autodist_py.proto.strategy import Pace
+from autodist_py.proto.synchronizers import Pace
 from autodist_py.runtime.aggregation import AsTheyArrive, Bounded, FirstToArrive, Together, rule_of
 
 schedules = st.lists(st.integers(0, 10**6), min_size=1, max_size=300)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
-from autodist_py.proto.strategy import AllReduceSynchronizer, PSSynchronizer, Strategy
+from autodist_py.proto.strategy import Strategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 from autodist_py.resources import local_resource_spec
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import build_strategy, resolve_builder

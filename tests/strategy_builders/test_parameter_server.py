@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
-from autodist_py.proto.strategy import AllReduceSynchronizer, Node, Pace, PSSynchronizer, Strategy
+from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer, Pace, PSSynchronizer
 from autodist_py.resources import local_resource_spec
 from autodist_py.strategy_builders.base import build_strategy, resolve_builder
 from autodist_py.strategy_builders.parameter_server import PS, PSLoadBalancing

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
-from autodist_py.proto.strategy import AllReduceSynchronizer, Node, PSSynchronizer, Strategy
+from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 
 
 @dataclass(frozen=True, slots=True)

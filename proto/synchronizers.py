@@ -1,0 +1,131 @@
+"""The synchronizers of a strategy's variables, and the pace at which workers may go: values, and their wire forms."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from autodist_py.proto import synchronizers_pb2 as pb
+from autodist_py.proto.checks import require_member, require_not_negative
+from autodist_py.proto.errors import StrategyError
+
+_COMPRESSOR_ENUM = pb.AllReduceSynchronizer.Compressor
+_SPEC_ENUM = pb.AllReduceSynchronizer.Spec
+
+ALL_REDUCE_SPECS: tuple[str, ...] = tuple(_SPEC_ENUM.keys())
+COMPRESSORS: tuple[str, ...] = tuple(_COMPRESSOR_ENUM.keys())
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduceSynchronizer:
+    """Every replica holds the variable; the gradients of one group are summed together, by a collective."""
+
+    spec: str = "AUTO"
+    compressor: str = "NoneCompressor"
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        require_member(self.spec, ALL_REDUCE_SPECS, "spec of an AllReduce synchronizer", error=StrategyError)
+        require_member(self.compressor, COMPRESSORS, "compressor of an AllReduce synchronizer", error=StrategyError)
+        require_not_negative(self.group, "group of an AllReduce synchronizer", error=StrategyError)
+
+    def to_proto(self) -> pb.AllReduceSynchronizer:
+        """The wire form."""
+        return pb.AllReduceSynchronizer(spec=self.spec, compressor=self.compressor, group=self.group)
+
+    @classmethod
+    def from_proto(cls, message: pb.AllReduceSynchronizer) -> "AllReduceSynchronizer":
+        """The value of a message that `to_proto` made."""
+        return cls(
+            spec=_enum_name(_SPEC_ENUM, message.spec),
+            compressor=_enum_name(_COMPRESSOR_ENUM, message.compressor),
+            group=message.group,
+        )
+
+    def __str__(self) -> str:
+        return f"AllReduce({self.spec})"
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How far apart workers may be. As it is made, they take every step together.
+
+    Attributes:
+        sync: whether an update waits for the gradients of several workers, or of all.
+        staleness: how many steps a worker may have finished more than the slowest one.
+        replicas_to_aggregate: how many workers' gradients an update waits for, 0 for those of all.
+    """
+
+    sync: bool = True
+    staleness: int = 0
+    replicas_to_aggregate: int = 0
+
+    @property
+    def is_together(self) -> bool:
+        """Whether all workers take every step together."""
+        return self == Pace()
+
+
+@dataclass(frozen=True, slots=True)
+class PSSynchronizer:
+    """The variable lives on a server, the reduction destination, such as `10.0.0.1:CPU:0`.
+
+    `staleness` is the number of steps a worker may run ahead; `replicas_to_aggregate` the number of gradients an update
+    waits for, 0 for those of all workers.
+    """
+
+    reduction_destination: str
+    local_replication: bool = False
+    sync: bool = True
+    staleness: int = 0
+    replicas_to_aggregate: int = 0
+    compressor: str = "NoneCompressor"
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.reduction_destination:
+            raise StrategyError("a PS synchronizer needs a reduction_destination, such as '10.0.0.1:CPU:0'; got ''")
+        require_member(self.compressor, COMPRESSORS, "compressor of a PS synchronizer", error=StrategyError)
+        for name in ("staleness", "replicas_to_aggregate", "group"):
+            require_not_negative(getattr(self, name), f"{name} of a PS synchronizer", error=StrategyError)
+
+    @property
+    def pace(self) -> Pace:
+        """How far apart it lets workers be."""
+        return Pace(self.sync, self.staleness, self.replicas_to_aggregate)
+
+    def to_proto(self) -> pb.PSSynchronizer:
+        """The wire form."""
+        return pb.PSSynchronizer(
+            reduction_destination=self.reduction_destination,
+            local_replication=self.local_replication,
+            sync=self.sync,
+            staleness=self.staleness,
+            replicas_to_aggregate=self.replicas_to_aggregate,
+            compressor=_COMPRESSOR_ENUM.Value(self.compressor),
+            group=self.group,
+        )
+
+    @classmethod
+    def from_proto(cls, message: pb.PSSynchronizer) -> "PSSynchronizer":
+        """The value of a message that `to_proto` made."""
+        return cls(
+            reduction_destination=message.reduction_destination,
+            local_replication=message.local_replication,
+            sync=message.sync,
+            staleness=message.staleness,
+            replicas_to_aggregate=message.replicas_to_aggregate,
+            compressor=_enum_name(_COMPRESSOR_ENUM, message.compressor),
+            group=message.group,
+        )
+
+    def __str__(self) -> str:
+        return f"PS({self.reduction_destination}{', local_replication' if self.local_replication else ''})"
+
+
+def _enum_name(enum: Any, number: int) -> str:
+    if number not in enum.values():
+        raise StrategyError(f"no {enum.DESCRIPTOR.name} has number {number}; known: {dict(enum.items())}")
+    return str(enum.Name(number))
+
+
+Synchronizer = PSSynchronizer | AllReduceSynchronizer
+"""How the replicas of one variable stay equal."""

@@ -17,6 +17,7 @@ from autodist_py.proto.strategy import Node, shard_name
 from autodist_py.proto.synchronizers import PSSynchronizer
 
 _BY_ENTRY = (Kind.ROWS, Kind.INDICES, Kind.POSITIONS)
+"""What there is one of for each entry of a sparse gradient."""
 _COUNTS = frozenset({"Shape", "Size"})
 """Op types for which the order of rows makes no difference."""
 
@@ -215,17 +216,17 @@ class _Finder:
             for index, kind in enumerate(rule.kinds):
                 tensor = str(parse(f"{op}:{index}"))
                 self._kinds[tensor] = kind
-                if kind in _BY_ENTRY:
+                if kind in (*_BY_ENTRY, Kind.SIZES):
                     self._entries[tensor] = self._entries_of(op, index, data, operands)
 
     def _entries_of(self, op: str, index: int, data: Sequence[str], operands: Sequence[Operand]) -> str:
-        """Which rows a result of the op is of: those that it reads, or their distinct ones."""
+        """Which entries a result of the op is of, or is the number of: those that it reads, or their distinct ones."""
         node = self._view.nodes[op]
         if node.op == "Unique" and index == 0:
             return op
         if node.op == "UnsortedSegmentSum":
             return op_of(data[1])
-        return next(operand.entries for operand in operands if operand.entries)
+        return next((operand.entries for operand in operands if operand.entries), "")
 
     def _operand(self, name: str, *, is_ours: bool) -> Operand:
         tensor = parse(name)

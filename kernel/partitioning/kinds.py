@@ -10,6 +10,8 @@ from enum import Enum
 import numpy as np
 import tensorflow as tf
 
+from autodist_py.kernel.names import op_of
+
 _ELEMENT_WISE = frozenset(
     {
         "Abs",
@@ -139,7 +141,7 @@ class Kind(Enum):
     ROWS = "rows of a sparse gradient: those whose indices are in the shard"
     INDICES = "indices of rows: those in the shard, counted from its first row; all, where columns are cut"
     POSITIONS = "where each of the shard's rows is among its distinct ones"
-    SIZES = "sizes: the shard's own"
+    SIZES = "sizes, that of the first axis before others: the shard's own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,8 @@ class Operand:
         kind: of its shares.
         shape: as far as it is known.
         constant: its value, where it is a constant.
-        entries: of rows, indices and positions: of which ones. Those of two gradients do not belong together.
+        entries: of rows, indices and positions: of which ones, as those of two gradients do not belong together. Of
+            sizes: of which ones they are the number; "": they are of what is cut itself.
     """
 
     kind: Kind | None
@@ -188,7 +191,7 @@ class Rules:
     ) -> Rule | None:
         """How `node` is cloned, given what it reads and the shapes of its results; None: it mixes shards."""
         kinds = [operand.kind for operand in operands]
-        if len({operand.entries for operand in operands} - {""}) > 1:
+        if len({operand.entries for operand in operands if operand.kind is not Kind.SIZES} - {""}) > 1:
             return None
         if Kind.HANDLE in kinds:
             return self._of_variable(node, operands)
@@ -238,16 +241,17 @@ class Rules:
 
     def _structural(self, node: tf.compat.v1.NodeDef, operands: Sequence[Operand]) -> Rule | None:
         kinds = tuple(operand.kind for operand in operands)
+        distinct = op_of(node.input[1]) if Kind.POSITIONS in kinds else None
         match node.op, kinds:
             case "Shape" | "Size", (Kind.DENSE | Kind.ROWS | Kind.INDICES,):
                 return Rule((Kind.SIZES,))
-            case "StridedSlice", (Kind.SIZES, None, None, None):
+            case "StridedSlice", (Kind.SIZES, None, None, None) if operands[1].constant == 0:
                 return Rule((Kind.SIZES,))
             case "Unique", (Kind.INDICES,):
                 return Rule((Kind.INDICES, Kind.POSITIONS))
-            case "UnsortedSegmentSum", (Kind.ROWS, Kind.POSITIONS, Kind.SIZES):
+            case "UnsortedSegmentSum", (Kind.ROWS, Kind.POSITIONS, Kind.SIZES) if operands[2].entries == distinct:
                 return Rule((Kind.ROWS,))
-            case "UnsortedSegmentSum", (Kind.ROWS, Kind.INDICES, Kind.SIZES):
+            case "UnsortedSegmentSum", (Kind.ROWS, Kind.INDICES, Kind.SIZES) if not operands[2].entries:
                 return Rule((Kind.DENSE,))
             case "UnsortedSegmentSum", (Kind.ROWS, Kind.INDICES, None) if operands[2].constant == self.shape[0]:
                 return Rule((Kind.DENSE,), sized=2)

@@ -395,6 +395,15 @@ def refused() -> dict[str, tuple[Callable[..., Any], str]]:
         table.scatter_sub(tf.IndexedSlices(gradient.values / (1.0 + norm), gradient.indices))
         return loss
 
+    def as_many_as_rows(x: tf.Tensor) -> Any:
+        """A sum for each row of the table: there are as many ids as rows."""
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.gather(table, [5, 0, 5, 2, 1, 1]) ** 2) * tf.reduce_mean(x)
+        gradient = tape.gradient(loss, table)
+        sums = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, raw.Size(input=gradient.indices))
+        table.assign_sub(0.1 * sums)
+        return loss
+
     def of_a_statistic(x: tf.Tensor) -> Any:
         """The update is made of a mean over the examples."""
         with tf.GradientTape() as tape:
@@ -409,6 +418,7 @@ def refused() -> dict[str, tuple[Callable[..., Any], str]]:
         "rows returned": (rows_returned, r"a result is made of rows of its gradient"),
         "rows of two": (rows_of_two, r"'sub\w*' \(Sub\)"),
         "columns of rows": (columns_of_rows, r"'Sum\w*' \(Sum\)"),
+        "as many as rows": (as_many_as_rows, r"'UnsortedSegmentSum' \(UnsortedSegmentSum\)"),
         "adafactor": (stepping(keras.optimizers.Adafactor(0.1)), r"'adafactor\w*/Mean' \(Mean\)"),
         "accumulation": (
             stepping(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)),
@@ -424,6 +434,7 @@ REFUSED = (
     "rows returned",
     "rows of two",
     "columns of rows",
+    "as many as rows",
     "adafactor",
     "accumulation",
     "between",

@@ -350,7 +350,7 @@ class AutoDist:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, Exception) and not isinstance(error, WorkerFailedError) and self._compiler.served.is_any:
-            self._compiler.served.bring_back()  # While they can be asked.
+            self._compiler.served.homes.bring_back()  # While they can be asked.
             self._cluster.abort(one_line(error))  # The others would wait for this worker's next message.
         self._close(together=error is None)
 
@@ -376,7 +376,7 @@ class AutoDist:
             compare=compare,
             take_chiefs=take_chiefs,
             sync=self._compiler.served.sync,
-            pull=self._compiler.served.pull,
+            pull=self._compiler.served.homes.pull,
             are_apart=lambda: self._compiler.served.are_apart,
         )
 

@@ -159,7 +159,7 @@ class Compiler:
             self._executor(program, variables, state, name, namespace),
             variables,
             written,
-            self.served,
+            self.served.homes,
             self.written_alone,
         )
 
@@ -174,7 +174,7 @@ class Compiler:
         """
         for variable in variables.values():
             self._broadcast.discard(variable)
-            self.served.forget_newer(variable)
+            self.served.homes.written_here(variable)
 
     def broadcast_initial_values(self, variables: Mapping[str, tf.Variable]) -> None:
         """Make the variables that were not yet the chief's equal to them, on every worker.
@@ -190,8 +190,8 @@ class Compiler:
         if self.cluster.num_workers > 1:
             self.served.pause()
             self._require_same_writes(new)
-            self.served.pull(new.values())
-            self.served.keep(new.values())
+            self.served.homes.pull(new.values())
+            self.served.homes.keep(new.values())
             broadcast(new, self.cluster)
 
     def _require_same_writes(self, new: Mapping[str, tf.Variable]) -> None:

@@ -10,9 +10,10 @@ from autodist_py.kernel.passes.read_data import END_OF_DATA, OTHER_DATA
 from autodist_py.proto.errors import ClusterError
 from autodist_py.runtime.cluster import Cluster
 from autodist_py.runtime.executor import Executor
+from autodist_py.runtime.homes import Homes
 from autodist_py.runtime.input_check import SAME_DATA_ADVICE, InputCheck
 from autodist_py.runtime.parameter_server import Messages
-from autodist_py.served import Served, ServedCopies
+from autodist_py.served import ServedCopies
 
 
 class StepProgram:
@@ -73,19 +74,19 @@ class AloneProgram:
         executor: Executor,
         variables: Mapping[str, tf.Variable],
         written: Mapping[str, tf.Variable],
-        served: Served,
+        homes: Homes,
         on_written: Callable[[Mapping[str, tf.Variable]], None],
     ):
         """It reads `variables`, and writes `written`, of which `on_written` is told after each run."""
         self._executor = executor
         self._variables = list(variables.values())
         self._written, self._on_written = written, on_written
-        self._served = served
+        self._homes = homes
 
     def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
         """One run."""
-        self._served.use(self._variables)
-        self._served.keep(self._written.values())
+        self._homes.use(self._variables)
+        self._homes.keep(self._written.values())
         results = self._executor.run(feeds)
         if self._written:
             self._on_written(self._written)

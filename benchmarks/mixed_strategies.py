@@ -33,7 +33,7 @@ STRATEGIES: dict[str, StrategyBuilder] = {
     "sharded optimizer": ShardedOptimizer(),
 }
 LIMIT = 1.15
-"""Of the issue: how much longer a mixed step may take than the slower one of the two kinds."""
+"""How much longer a mixed step may take than the slower one of the two kinds."""
 LAYERS, BATCH, BLOCK = 6, 64, 10
 
 

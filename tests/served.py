@@ -1,7 +1,8 @@
-"""Strategies whose variables live on servers, by name, for the tests that compare them with one device."""
+"""Strategies whose variables live on servers, or in shards, by name, and what is trained with them and compared."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +14,10 @@ from autodist_py.proto.strategy import Node, Strategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 from autodist_py.strategy_builders.base import StrategyBuilder
 from autodist_py.strategy_builders.parameter_server import PS, PSLoadBalancing
+from tests.fit_oracle import VALIDATION, WEIGHTS, X, Y, compare, compiled, fitted
+from tests.oracle import Values, compare_function, compare_graph
+from tests.oracle_programs import FUNCTION_FAMILIES, batches, graph_program
+from tests.test_oracle_fit import OPTIMIZERS as KERAS_OPTIMIZERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +81,38 @@ class InShards:
         )
 
 
-STRATEGIES: dict[str, StrategyBuilder] = {
+WHOLE: dict[str, StrategyBuilder] = {
     "one-server": PS(),
     "balanced": PSLoadBalancing(local_proxy_variable=True),
     "elsewhere": Spread((2,)),
     "mixed": Spread((1, None, 0)),
 }
+SHARDS: dict[str, StrategyBuilder] = {
+    "shards": InShards((0, 1, 2), or_whole=True),
+    "columns": InShards((1, 0), axis=1, or_whole=True),
+    "mixed-shards": InShards((None, 1), or_whole=True),
+    "reduced-shards": InShards((None, None, None), axis=1),
+    "proxies": InShards((2, 2, 0), proxies=True, or_whole=True),
+}
+STRATEGIES = WHOLE | SHARDS
+
+
+def train_function(strategy: str, family: str, optimizer: str, model: str, clip: bool) -> Values:
+    program = FUNCTION_FAMILIES[family](model, optimizer, clip=clip)
+    return compare_function(program, batches(model), autodist={"strategy_builder": STRATEGIES[strategy]})
+
+
+def train_graph(strategy: str, family: str, optimizer: str, model: str, clip: bool) -> Values:
+    program = graph_program(model, optimizer, family, clip=clip)
+    return compare_graph(program, batches(model), autodist={"strategy_builder": STRATEGIES[strategy]})
+
+
+def fit_with(strategy: str, optimizer: str) -> dict[str, Any]:
+    options = {"batch_size": 8, "sample_weight": WEIGHTS, "validation_data": VALIDATION}
+    return compare(
+        lambda: fitted(compiled(KERAS_OPTIMIZERS[optimizer]()), X, Y, **options),
+        strategy_builder=STRATEGIES[strategy],
+    )
 
 
 def descending(autodist: AutoDist) -> tuple[Callable[[], None], tf.Variable]:

@@ -17,7 +17,7 @@ from tests.oracle_programs import (
     batches,
     graph_program,
 )
-from tests.served import STRATEGIES, Spread
+from tests.served import WHOLE, Spread, fit_with, train_function, train_graph
 from tests.test_oracle_fit import OPTIMIZERS as KERAS_OPTIMIZERS
 from tests.test_oracle_fit_models import fit_gan
 
@@ -26,7 +26,7 @@ def programs(families: Any, *, every: int) -> list[Any]:
     """Each cluster with each strategy, clipped and not; the other axes go round. All but `every`-th are slow."""
     found = []
     for i, shape in enumerate(SHAPES):
-        for j, strategy in enumerate(STRATEGIES):
+        for j, strategy in enumerate(WHOLE):
             for clip in (False, True):
                 family = list(families)[(i + j + clip) % len(families)]
                 optimizer = OPTIMIZERS[(i + 2 * clip + j) % len(OPTIMIZERS)]
@@ -35,11 +35,6 @@ def programs(families: Any, *, every: int) -> list[Any]:
                 marks = () if (i + j // 2 + clip) % 2 == 0 and (i + j) % every == 0 else pytest.mark.slow
                 found.append(pytest.param(shape, strategy, family, optimizer, model, clip, id=name, marks=marks))
     return found
-
-
-def train_function(strategy: str, family: str, optimizer: str, model: str, clip: bool) -> Values:
-    program = FUNCTION_FAMILIES[family](model, optimizer, clip=clip)
-    return compare_function(program, batches(model), autodist={"strategy_builder": STRATEGIES[strategy]})
 
 
 @pytest.mark.parametrize(
@@ -52,11 +47,6 @@ def test_a_compiled_function_trains_as_one_device_does(
     cluster: Cluster, strategy: str, family: str, optimizer: str, model: str, clip: bool
 ) -> None:
     same(cluster.run(train_function, strategy=strategy, family=family, optimizer=optimizer, model=model, clip=clip))
-
-
-def train_graph(strategy: str, family: str, optimizer: str, model: str, clip: bool) -> Values:
-    program = graph_program(model, optimizer, family, clip=clip)
-    return compare_graph(program, batches(model), autodist={"strategy_builder": STRATEGIES[strategy]})
 
 
 @pytest.mark.parametrize(
@@ -76,7 +66,7 @@ def train_parts(strategy: str, sizes: list[tuple[int, ...]], sum_duplicates: boo
         FUNCTION_FAMILIES["hand-written"]("both", "sgd" if sum_duplicates else "adam", clip=not sum_duplicates),
         batches("both", [sum(own) for own in sizes]),
         parts=Parts(sizes),
-        autodist={"strategy_builder": STRATEGIES[strategy], "sum_duplicates": sum_duplicates},
+        autodist={"strategy_builder": WHOLE[strategy], "sum_duplicates": sum_duplicates},
     )
 
 
@@ -118,19 +108,11 @@ def test_fit_goes_on_with_a_chief_that_only_serves(cluster: Cluster) -> None:
     same(cluster.run(fit_idle))
 
 
-def fit_with(strategy: str, optimizer: str) -> dict[str, Any]:
-    options = {"batch_size": 8, "sample_weight": WEIGHTS, "validation_data": VALIDATION}
-    return compare(
-        lambda: fitted(compiled(KERAS_OPTIMIZERS[optimizer]()), X, Y, **options),
-        strategy_builder=STRATEGIES[strategy],
-    )
-
-
 def fits() -> list[Any]:
     """Each optimizer on two workers or, every third one, on three (the others are slow); strategies go round."""
     found = []
     for index, optimizer in enumerate(KERAS_OPTIMIZERS):
-        strategy = "balanced" if optimizer == "accumulated" else list(STRATEGIES)[index % len(STRATEGIES)]
+        strategy = "balanced" if optimizer == "accumulated" else list(WHOLE)[index % len(WHOLE)]
         for shape in (TWO_WORKERS, THREE_WORKERS):
             marks = () if (shape is THREE_WORKERS) == (index % 3 == 0) else pytest.mark.slow
             name = f"{shape.name}-{strategy}-{optimizer}"
@@ -144,7 +126,7 @@ def test_fit_trains_as_on_one_device(cluster: Cluster, strategy: str, optimizer:
 
 
 def fit_two_networks(strategy: str) -> dict[str, Any]:
-    return compare(fit_gan, strategy_builder=STRATEGIES[strategy])
+    return compare(fit_gan, strategy_builder=WHOLE[strategy])
 
 
 @pytest.mark.parametrize("cluster", [TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")

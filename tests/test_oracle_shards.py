@@ -9,29 +9,19 @@ import tensorflow as tf
 
 from autodist_py import AutoDist
 from autodist_py.proto.errors import StrategyError
-from autodist_py.strategy_builders.base import StrategyBuilder
 from tests.cluster_pool import SHAPES, THREE_WORKERS, TWO_WORKERS, Cluster
 from tests.cluster_pool import same_on_all_workers as same
-from tests.fit_oracle import VALIDATION, WEIGHTS, X, Y, compare, compiled, fitted
-from tests.oracle import Parts, Values, compare_function, compare_graph
-from tests.oracle_programs import FUNCTION_FAMILIES, GRAPH_FAMILIES, MODELS, OPTIMIZERS, batches, graph_program
-from tests.served import InShards
+from tests.oracle import Parts, Values, compare_function
+from tests.oracle_programs import FUNCTION_FAMILIES, GRAPH_FAMILIES, MODELS, OPTIMIZERS, batches
+from tests.served import SHARDS, InShards, fit_with, train_function, train_graph
 from tests.test_oracle_fit import OPTIMIZERS as KERAS_OPTIMIZERS
-
-STRATEGIES: dict[str, StrategyBuilder] = {
-    "servers": InShards((0, 1, 2), or_whole=True),
-    "columns": InShards((1, 0), axis=1, or_whole=True),
-    "mixed": InShards((None, 1), or_whole=True),
-    "reduced": InShards((None, None, None), axis=1),
-    "proxies": InShards((2, 2, 0), proxies=True, or_whole=True),
-}
 
 
 def programs(families: Any) -> list[Any]:
     """Each cluster with each strategy; the other axes go round. All but every third one are slow."""
     found = []
     for i, shape in enumerate(SHAPES):
-        for j, strategy in enumerate(STRATEGIES):
+        for j, strategy in enumerate(SHARDS):
             family = list(families)[(i + j) % len(families)]
             optimizer, model = OPTIMIZERS[(2 * i + j) % len(OPTIMIZERS)], MODELS[(i - j) % len(MODELS)]
             clip = (i + j) % 2 == 0
@@ -39,11 +29,6 @@ def programs(families: Any) -> list[Any]:
             marks = () if (i + j) % 3 == 0 else pytest.mark.slow
             found.append(pytest.param(shape, strategy, family, optimizer, model, clip, id=name, marks=marks))
     return found
-
-
-def train_function(strategy: str, family: str, optimizer: str, model: str, clip: bool) -> Values:
-    program = FUNCTION_FAMILIES[family](model, optimizer, clip=clip)
-    return compare_function(program, batches(model), autodist={"strategy_builder": STRATEGIES[strategy]})
 
 
 @pytest.mark.parametrize(
@@ -58,11 +43,6 @@ def test_a_compiled_function_trains_as_one_device_does(
     same(cluster.run(train_function, strategy=strategy, family=family, optimizer=optimizer, model=model, clip=clip))
 
 
-def train_graph(strategy: str, family: str, optimizer: str, model: str, clip: bool) -> Values:
-    program = graph_program(model, optimizer, family, clip=clip)
-    return compare_graph(program, batches(model), autodist={"strategy_builder": STRATEGIES[strategy]})
-
-
 @pytest.mark.parametrize(
     ("cluster", "strategy", "family", "optimizer", "model", "clip"),
     programs(GRAPH_FAMILIES),
@@ -75,19 +55,11 @@ def test_a_graph_trains_as_one_device_does(
     same(cluster.run(train_graph, strategy=strategy, family=family, optimizer=optimizer, model=model, clip=clip))
 
 
-def fit_with(strategy: str, optimizer: str) -> dict[str, Any]:
-    options = {"batch_size": 8, "sample_weight": WEIGHTS, "validation_data": VALIDATION}
-    return compare(
-        lambda: fitted(compiled(KERAS_OPTIMIZERS[optimizer]()), X, Y, **options),
-        strategy_builder=STRATEGIES[strategy],
-    )
-
-
 def fits() -> list[Any]:
     """Each optimizer on two workers; all but every third one are slow; strategies go round."""
     found = []
     for index, optimizer in enumerate(KERAS_OPTIMIZERS):
-        strategy = list(STRATEGIES)[index % len(STRATEGIES)]
+        strategy = list(SHARDS)[index % len(SHARDS)]
         marks = () if index % 3 == 1 else pytest.mark.slow
         found.append(pytest.param(TWO_WORKERS, strategy, optimizer, id=f"{strategy}-{optimizer}", marks=marks))
     return found
@@ -103,14 +75,14 @@ def train_parts(strategy: str, sizes: list[tuple[int, ...]]) -> Values:
         FUNCTION_FAMILIES["keras-3"]("both", "adam", clip=True),
         batches("both", [sum(own) for own in sizes]),
         parts=Parts(sizes),
-        autodist={"strategy_builder": STRATEGIES[strategy]},
+        autodist={"strategy_builder": SHARDS[strategy]},
     )
 
 
 @pytest.mark.parametrize("cluster", [THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
 def test_each_worker_may_feed_its_own_part_of_the_batch(cluster: Cluster) -> None:
     sizes = [(2, 3, 1), (4, 0, 2), (1, 2, 2), (0, 1, 0)]
-    same(cluster.run(train_parts, strategy="servers", sizes=sizes))
+    same(cluster.run(train_parts, strategy="shards", sizes=sizes))
 
 
 def refused() -> None:

@@ -3,11 +3,19 @@
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from autodist_py.runtime.kept import Kept
 from autodist_py.runtime.watched import peek
+
+
+class Home(NamedTuple):
+    """Where a variable, or a shard of one, lives: its number, the same on every worker, and the server's rank."""
+
+    number: int
+    rank: int
 
 
 class Held:

@@ -116,10 +116,10 @@ def serving(program: Program) -> Serving | None:
     if not servers:
         return None
     division = Division(program, sides)
-    cuts = {server: _Cut(program, division, server) for server in servers}
-    stays = _stays(program, cuts.values(), division)
-    _set_rounds(program, cuts, division)
-    services = tuple(cut.service(stays) for cut in cuts.values())
+    parts = {server: _Part(program, division, server) for server in servers}
+    stays = _stays(program, parts.values(), division)
+    _set_rounds(program, parts, division)
+    services = tuple(part.service(stays) for part in parts.values())
     summable = frozenset(
         gradient.variable
         for gradient, side in sides.items()
@@ -136,19 +136,19 @@ def _require_available(variable: str, synchronizer: PSSynchronizer) -> None:
         )
 
 
-def _stays(program: Program, cuts: Collection["_Cut"], division: Division) -> set[str]:
+def _stays(program: Program, parts: Collection["_Part"], division: Division) -> set[str]:
     """The ops that workers run: all that results, other writes, gradients and what servers are sent need."""
     captured, moved = program.analysis.captured, division.moved
     ends = {op_of(output.tensor) for output in program.item.outputs}
     ends |= {op for op in program.item.run_ops if captured.nodes[op].op not in READS_VARIABLE}
     ends |= {writer for writers in program.analysis.writes.values() for writer in writers}
-    ends |= {op_of(value) for cut in cuts for value in cut.values}
+    ends |= {op_of(value) for part in parts for value in part.values}
     ends |= {op_of(name) for seam in division.seams for name in captured.nodes[seam].input}
     return captured.ancestors(ends - moved, blocked=moved)
 
 
-class _Cut:
-    """The captured graph, cut around the update of what one server holds.
+class _Part:
+    """The part of the captured graph around the update of what one server holds.
 
     Attributes:
         ops: all that the server runs: the moved ops, and copies of what they are computed from.
@@ -288,78 +288,78 @@ class _Cut:
             )
 
 
-def _set_rounds(program: Program, cuts: dict[int, _Cut], division: Division) -> None:
+def _set_rounds(program: Program, parts: dict[int, _Part], division: Division) -> None:
     """Number the exchanges: a server has what it is sent one exchange after the last that the sender waits for.
 
     The tensors of one gradient are sent together, and what a server computes of nothing that it is sent waits for its
     first message. What may as well be sent later, with more, is.
     """
-    least = _settled(program, cuts, division, {})
+    least = _settled(program, parts, division, {})
     merging = True
     while merging:
         merging = False
-        for server, cut in cuts.items():
-            rounds = sorted({cut.round[op] for op in cut.given})
+        for server, part in parts.items():
+            rounds = sorted({part.round[op] for op in part.given})
             for early, late in pairwise(rounds):
-                before = _exchanges_of(cuts)
-                moved = {(server, op): late for op in (*cut.given, *cut.ops) if cut.round[op] == early}
-                tried = _settled(program, cuts, division, least | moved)
-                merging = _exchanges_of(cuts) < before
+                before = _exchanges_of(parts)
+                moved = {(server, op): late for op in (*part.given, *part.ops) if part.round[op] == early}
+                tried = _settled(program, parts, division, least | moved)
+                merging = _exchanges_of(parts) < before
                 if merging:
                     least = tried
                     break
-                _settled(program, cuts, division, least)
+                _settled(program, parts, division, least)
             if merging:
                 break
 
 
-def _exchanges_of(cuts: dict[int, _Cut]) -> tuple[int, int]:
+def _exchanges_of(parts: dict[int, _Part]) -> tuple[int, int]:
     """How many exchanges follow one another, and how many there are."""
-    updates = {(server, cut.round[op]) for server, cut in cuts.items() for op in cut.given}
-    lookups = {(server, number) for server, cut in cuts.items() for number in cut.asked.values()}
+    updates = {(server, part.round[op]) for server, part in parts.items() for op in part.given}
+    lookups = {(server, number) for server, part in parts.items() for number in part.asked.values()}
     return max(each[1] for each in updates), len(updates) + len(lookups)
 
 
 def _settled(
-    program: Program, cuts: dict[int, _Cut], division: Division, least: dict[tuple[int, str], int]
+    program: Program, parts: dict[int, _Part], division: Division, least: dict[tuple[int, str], int]
 ) -> dict[tuple[int, str], int]:
     """Count rounds, from `least` on; returns numbers that are none less."""
     together = [{op_of(tensor) for tensor in gradient.tensors} for gradient in program.item.gradients]
     while True:
-        _count_rounds(program.analysis.captured, cuts, division, least)
+        _count_rounds(program.analysis.captured, parts, division, least)
         raised = dict(least)
-        for server, cut in cuts.items():
-            first = min(cut.round[op] for op in cut.given)
-            raised |= {(server, op): max(cut.round[op], first) for op in cut.ops}
+        for server, part in parts.items():
+            first = min(part.round[op] for op in part.given)
+            raised |= {(server, op): max(part.round[op], first) for op in part.ops}
             for seams in together:
-                last = max((cut.round[seam] for seam in seams if seam in cut.given), default=0)
-                raised |= {(server, seam): last for seam in seams if seam in cut.given}
+                last = max((part.round[seam] for seam in seams if seam in part.given), default=0)
+                raised |= {(server, seam): last for seam in seams if seam in part.given}
         if raised == least:
             return least
         least = raised
 
 
 def _count_rounds(
-    view: GraphView, cuts: dict[int, _Cut], division: Division, least: dict[tuple[int, str], int]
+    view: GraphView, parts: dict[int, _Part], division: Division, least: dict[tuple[int, str], int]
 ) -> None:
-    """Set `round` of each cut; `least` are numbers that are not undercut, by server and op."""
+    """Set `round` of each part; `least` are numbers that are not undercut, by server and op."""
     known: dict[str, int] = {}
     """For each op, the exchange after which workers have its result."""
-    behind: dict[int, dict[str, int]] = {server: {} for server in cuts}
+    behind: dict[int, dict[str, int]] = {server: {} for server in parts}
     """For each server and op, the last exchange that the op waits for there."""
     for op in view.order():
         before = view.digraph.pred[op]
         own = division.side.get(op, WORKERS)
         known[op] = max((known[producer] for producer in before), default=0)
-        for server in sorted(cuts, key=lambda server: server != own):  # Who makes it has it first.
-            cut = cuts[server]
+        for server in sorted(parts, key=lambda server: server != own):  # Who makes it has it first.
+            part = parts[server]
             at = max((behind[server][producer] for producer in before), default=0)
-            if op in cut.given:
+            if op in part.given:
                 at = known[op] + 1
-            if op in cut.ops or op in cut.given:
-                at = cut.round[op] = max(at, least.get((server, op), 1))
-            if op in cut.lookups:
-                cut.asked[op] = known[op] = known[op] + 1
+            if op in part.ops or op in part.given:
+                at = part.round[op] = max(at, least.get((server, op), 1))
+            if op in part.lookups:
+                part.asked[op] = known[op] = known[op] + 1
             behind[server][op] = at
             if server == own:
                 known[op] = at

@@ -1,121 +1,32 @@
 """Partition: a step whose variables are cut computes, on one device, what the step computes."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autodist_py.kernel.device import Place
 from autodist_py.kernel.graph_view import GraphView
-from autodist_py.kernel.passes.partition import Partition
-from autodist_py.kernel.pipeline import compile, start
-from autodist_py.kernel.program import Options, Program
-from autodist_py.kernel.verify import verify
-from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Variable
-from autodist_py.proto.strategy import Node, Strategy, shard_name
-from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
-from autodist_py.runtime.executor import Executor
-from tests.capture.steps import capture
+from autodist_py.proto.strategy import Node, shard_name
 from tests.kernel import programs
+from tests.kernel.cutting import (
+    REDUCED,
+    SERVED,
+    Cutting,
+    captured,
+    cut,
+    node_of,
+    require_same,
+)
 from tests.oracle_programs import FUNCTION_FAMILIES, batches
 
-DEVICE = "127.0.0.1:CPU:0"
-SERVED, REDUCED = PSSynchronizer(DEVICE), AllReduceSynchronizer()
-TWO_WORKERS = programs.place(1, 1)
 raw = tf.raw_ops
-
-
-@pytest.fixture(autouse=True)
-def floatx() -> Iterator[None]:
-    """Keras's programs are of float64 here, and what others make is as it was before."""
-    before, policy = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")  # A layer that was made before has settled it.
-    yield
-    keras.config.set_dtype_policy(policy)
-    keras.config.set_floatx(before)
-
-
-class Cutting(NamedTuple):
-    """Along which axis a variable is cut, and the shards' sizes."""
-
-    axis: int
-    sizes: Sequence[int]
-
-
-def node_of(item: GraphItem, name: str, cutting: Cutting | None, synchronizers: Sequence[Any] = (SERVED,)) -> Node:
-    if cutting is None or len(cutting.sizes) == 1:
-        return Node(name, REDUCED)
-    own = [synchronizers[index % len(synchronizers)] for index in range(len(cutting.sizes))]
-    return Node.partitioned(item.variable(name), cutting.axis, own, sizes=cutting.sizes)
-
-
-def cut(item: GraphItem, nodes: Sequence[Node], *, where: Place = TWO_WORKERS, strict: bool = True) -> Program:
-    """`item` after the pass; variables without a node are whole."""
-    named = {node.var_name: node for node in nodes}
-    config = tuple(named.get(one.name, Node(one.name, REDUCED)) for one in item.trainable_variables)
-    program = Partition()(start(item, Strategy(config, (DEVICE,)), where, Options(strict=strict)))
-    verify(program)
-    return program
-
-
-def shard_values(program: Program, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The values, with those of the shards."""
-    found = dict(values)
-    for shards in program.shards:
-        parts = np.split(values[shards.variable], np.cumsum(shards.sizes)[:-1], axis=shards.axis)
-        found |= dict(zip(shards.names, parts, strict=True))
-    return found
-
-
-class Step(NamedTuple):
-    """A step as it is captured."""
-
-    item: GraphItem
-    values: dict[str, np.ndarray]
-    state: Mapping[str, tf.Tensor]
-
-
-def run(
-    item: GraphItem, state: Mapping[str, tf.Tensor], values: dict[str, np.ndarray], steps: Sequence[Any]
-) -> tuple[list[Any], dict[str, np.ndarray]]:
-    """What the steps return on one device, and the variables after them."""
-    variables = {name: tf.Variable(value) for name, value in values.items()}
-    strategy = Strategy(tuple(Node(one.name, REDUCED) for one in item.trainable_variables), (DEVICE,))
-    compiled = compile(item, strategy, programs.place(1))
-    executor = Executor(compiled, {(name, 0): variable for name, variable in variables.items()}, state)
-    results = [[np.array(one) for one in executor.run(list(map(tf.constant, feeds)))] for feeds in steps]
-    return results, {name: variable.numpy() for name, variable in variables.items()}
-
-
-def require_same(step: Step, program: Program, steps: Sequence[Any]) -> None:
-    """Both compute the same results and variables: those that are cut are what their shards make, joined."""
-    item, values, state = step
-    wanted, whole = run(item, state, values, steps)
-    got, parts = run(program.item, state, shard_values(program, values), steps)
-    for mine, theirs in zip(got, wanted, strict=True):
-        for one, other in zip(mine, theirs, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
-    assert any(not np.array_equal(whole[one.name], values[one.name]) for one in item.trainable_variables)
-    cuts = {shards.variable: shards for shards in program.shards}
-    for name, value in whole.items():
-        if name in cuts:
-            joined = np.concatenate([parts[one] for one in cuts[name].names], axis=cuts[name].axis)
-            np.testing.assert_allclose(joined, value, rtol=1e-9, atol=1e-12, err_msg=name)
-        if name not in cuts or cuts[name].is_whole:
-            np.testing.assert_allclose(parts[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
-
-
-def captured(step: Callable[..., Any], *arguments: Any) -> Step:
-    found = capture(step, *map(tf.constant, arguments))
-    return Step(found.item, {name: variable.numpy() for name, variable in found.variables.items()}, found.state)
+pytestmark = pytest.mark.usefixtures("keras_of_float64")
 
 
 # -- Any shape, any update --------------------------------------------------------------------------------------------
@@ -331,142 +242,7 @@ def test_what_else_uses_a_variable_sees_it_whole(what, axis):
     require_same(step, program, steps)
 
 
-# -- What cannot be cut -----------------------------------------------------------------------------------------------
-
-
-def stepping(optimizer: keras.optimizers.Optimizer) -> Callable[..., Any]:
-    w = keras.Variable(np.linspace(-1, 1, 6).reshape(3, 2), dtype="float64", name="w")
-    optimizer.build([w])
-
-    def step(x: tf.Tensor) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.matmul(x, w.value) ** 2)
-        optimizer.apply_gradients([(tape.gradient(loss, w.value), w)])
-        return loss
-
-    return step
-
-
-def refused() -> dict[str, tuple[Callable[..., Any], str]]:
-    keras.config.set_floatx("float64")
-    between = tf.Variable(np.ones((3, 2)), name="w")
-
-    def reads_between(x: tf.Tensor) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.matmul(x, between) ** 2)
-        between.assign_sub(0.1 * tape.gradient(loss, between))
-        seen = tf.linalg.trace(tf.matmul(between, between, transpose_a=True))
-        between.assign_sub(0.01 * between)
-        return loss, seen
-
-    table = tf.Variable(np.arange(12.0).reshape(6, 2), name="w")
-
-    def rows_in_their_order(x: tf.Tensor) -> Any:
-        """Each row is scaled by what belongs to its example."""
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.gather(table, [5, 0, 5, 2]) ** 2) * tf.reduce_mean(x)
-        gradient = tape.gradient(loss, table)
-        table.scatter_sub(tf.IndexedSlices(gradient.values * x[:, 1:2], gradient.indices))
-        return loss
-
-    def rows_returned(x: tf.Tensor) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.gather(table, [5, 0, 5, 2]) ** 2) * tf.reduce_mean(x)
-        gradient = tape.gradient(loss, table)
-        table.scatter_sub(tf.IndexedSlices(0.1 * gradient.values, gradient.indices))
-        return gradient.indices
-
-    def rows_of_two(x: tf.Tensor) -> Any:
-        gradients = []
-        for ids in ([0, 5], [5, 0]):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.gather(table, ids) ** 2) * tf.reduce_mean(x)
-            gradients.append(tape.gradient(loss, table))
-        one, other = gradients
-        table.scatter_sub(tf.IndexedSlices(one.values - other.values, one.indices))
-        return loss
-
-    def columns_of_rows(x: tf.Tensor) -> Any:
-        """A sum over the columns alone, of which there is one row."""
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.gather(table, [3]) ** 2) * tf.reduce_mean(x)
-        gradient = tape.gradient(loss, table)
-        norm = tf.sqrt(tf.reduce_sum(gradient.values**2, axis=1, keepdims=True))
-        table.scatter_sub(tf.IndexedSlices(gradient.values / (1.0 + norm), gradient.indices))
-        return loss
-
-    def as_many_as_rows(x: tf.Tensor) -> Any:
-        """A sum for each row of the table: there are as many ids as rows."""
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.gather(table, [5, 0, 5, 2, 1, 1]) ** 2) * tf.reduce_mean(x)
-        gradient = tape.gradient(loss, table)
-        sums = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, raw.Size(input=gradient.indices))
-        table.assign_sub(0.1 * sums)
-        return loss
-
-    def of_a_statistic(x: tf.Tensor) -> Any:
-        """The update is made of a mean over the examples."""
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.matmul(x[:, :2], between, transpose_b=True) ** 2)
-        change = 0.1 * tape.gradient(loss, between) + 0.01 * between * tf.reduce_mean(x)
-        between.assign_sub(change)
-        return loss
-
-    return {
-        "of a statistic": (of_a_statistic, r"'\w+/statistic_mean' \(Identity\)"),
-        "rows in their order": (rows_in_their_order, r"'mul\w*' \(Mul\)"),
-        "rows returned": (rows_returned, r"a result is made of rows of its gradient"),
-        "rows of two": (rows_of_two, r"'sub\w*' \(Sub\)"),
-        "columns of rows": (columns_of_rows, r"'Sum\w*' \(Sum\)"),
-        "as many as rows": (as_many_as_rows, r"'UnsortedSegmentSum' \(UnsortedSegmentSum\)"),
-        "adafactor": (stepping(keras.optimizers.Adafactor(0.1)), r"'adafactor\w*/Mean' \(Mean\)"),
-        "accumulation": (
-            stepping(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)),
-            r"'sgd\w*/cond' \(If\)",
-        ),
-        "between": (reads_between, r"reads 'w' between two of its writes"),
-    }
-
-
-REFUSED = (
-    "of a statistic",
-    "rows in their order",
-    "rows returned",
-    "rows of two",
-    "columns of rows",
-    "as many as rows",
-    "adafactor",
-    "accumulation",
-    "between",
-)
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_an_update_that_is_not_element_wise_is_refused_by_name_or_left_whole(what):
-    cases = refused()
-    assert tuple(cases) == REFUSED
-    function, message = cases[what]
-    step = captured(function, np.ones((4, 3)))
-    (name,) = (variable.name for variable in step.item.trainable_variables)
-    node = node_of(step.item, name, Cutting(0, (2, 1)))
-    with pytest.raises(StrategyError, match=rf"variable '{name}' cannot be cut into shards: .*{message}"):
-        cut(step.item, [node])
-    program = cut(step.item, [node], strict=False)
-    assert program.left_whole.keys() == {name}
-    assert program.strategy.node(name) == Node(name, SERVED)
-    require_same(step, program, [(np.full((4, 3), number),) for number in (1.0, 2.0, 3.0)])
-    own = PSSynchronizer("127.0.0.2:CPU:0")
-    program = cut(step.item, [Node(name, own, node.partitioner, node.part_config, node.part_sizes)])
-    assert program.strategy.node(name) == Node(name, own), "its builder says what becomes of it"
-
-
-def test_state_that_is_made_of_other_state_is_cut_too():
-    step = captured(stepping(keras.optimizers.Adam(0.1, amsgrad=True)), np.ones((4, 3)))
-    (name,) = (variable.name for variable in step.item.trainable_variables)
-    program = cut(step.item, [node_of(step.item, name, Cutting(0, (2, 1)))])
-    assert len(program.shards) == 4
-    assert [shards.variable for shards in program.shards if shards.is_whole] == [name]
-    require_same(step, program, [(np.full((4, 3), number),) for number in (1.0, 2.0, -3.0)])
+# -- In which order -------------------------------------------------------------------------------------------------
 
 
 def test_a_whole_read_is_over_before_the_new_value_is_there():

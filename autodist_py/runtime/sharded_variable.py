@@ -4,53 +4,64 @@ The user's variable is the one to look at: it is given what the shards hold when
 what was written to it before the next step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from autodist_py import tf_adapter
 from autodist_py.kernel.program import Shards
+from autodist_py.runtime.held import Home
 from autodist_py.runtime.watched import fill, peek
 
 
-class CutVariable:
-    """How a variable is cut, and its shards on this worker.
+class ShardedVariable:
+    """How a variable is cut, where its shards live, and those of them on this worker.
+
+    It does not keep the variable, and is given it again by who does.
 
     Attributes:
         shards: how it is cut.
+        homes: where each shard lives; None: on every worker.
         own: the shards that this worker has, by their positions.
     """
 
-    def __init__(self, variable: tf.Variable, shards: Shards, *, is_together: bool):
+    def __init__(self, variable: tf.Variable, shards: Shards, homes: Sequence[Home | None], *, is_together: bool):
         """This worker has no shard yet; others may change theirs between its steps, unless all step together."""
-        self.shards = shards
+        self.shards, self.homes = shards, tuple(homes)
         self._is_together = is_together
         self.own: dict[int, tf.Variable] = {}
         self._dtype = variable.dtype.base_dtype
         self._joined: list[tf.Tensor] = []
         """What the variable was made of when it was last brought, if it is still that."""
 
-    @property
-    def specs(self) -> list[tf.TensorSpec]:
-        """The shards' types and names."""
-        named = zip(self.shards.shapes, self.shards.names, strict=True)
-        return [tf.TensorSpec(shape, self._dtype, name) for shape, name in named]
+    def is_cut_alike(self, shards: Shards, ranks: Sequence[int | None]) -> bool:
+        """Whether another program cuts it in this way, too, with the shards on the servers of these ranks."""
+        own = self.shards.axis, self.shards.shapes, [home and home.rank for home in self.homes]
+        return own == (shards.axis, shards.shapes, list(ranks))
+
+    def elsewhere(self, rank: int) -> dict[Home, tf.TensorSpec]:
+        """The types and names of the shards that live on other workers than that of `rank`, by where they live."""
+        named = zip(self.homes, self.shards.shapes, self.shards.names, strict=True)
+        return {
+            home: tf.TensorSpec(shape, self._dtype, name)
+            for home, shape, name in named
+            if home is not None and home.rank != rank
+        }
 
     def have(self, variable: tf.Variable, position: int, device: str) -> tf.Variable:
         """From now on this worker has that shard, of the variable's value."""
-        if position not in self.own:
-            with tf_adapter.eagerly(), tf.device(device):
-                value = self._parts(peek(variable))[position]
-                self.own[position] = tf.Variable(value, trainable=False, name=self.shards.names[position])
+        with tf_adapter.eagerly(), tf.device(device):
+            value = self._parts(peek(variable))[position]
+            self.own[position] = tf.Variable(value, trainable=False, name=self.shards.names[position])
         return self.own[position]
 
-    def join(self, variable: tf.Variable, others: Mapping[int, tf.Tensor]) -> None:
-        """Give the variable what the shards hold: this worker's own, and `others`, by their positions."""
+    def join(self, variable: tf.Variable, others: Mapping[Home, tf.Tensor]) -> None:
+        """Give the variable what the shards hold: `others`, by where they live, and this worker's own."""
         with tf_adapter.eagerly(), tf.device("/device:CPU:0"):
             parts = [
-                others[position] if position in others else peek(self.own[position])
-                for position in range(len(self.shards.shapes))
+                others[home] if home is not None and home in others else peek(self.own[position])
+                for position, home in enumerate(self.homes)
             ]
             fill(variable, tf.concat(parts, axis=self.shards.axis))
         self._joined = parts
@@ -58,9 +69,12 @@ class CutVariable:
     def join_own(self, variable: tf.Variable) -> None:
         """Give the variable what this worker's shards hold, and zeros in the place of all others."""
         with tf_adapter.eagerly():
-            shapes = enumerate(self.shards.shapes)
-            missing = {at: tf.zeros(shape, self._dtype) for at, shape in shapes if at not in self.own}
-            self.join(variable, missing)
+            missing = {
+                home: tf.zeros(self.shards.shapes[position], self._dtype)
+                for position, home in enumerate(self.homes)
+                if home is not None and position not in self.own
+            }
+        self.join(variable, missing)
 
     def forget(self) -> None:
         """The variable is not what the shards are any more."""

@@ -1,0 +1,150 @@
+"""Partition: what cannot be cut is refused, by name, or left whole."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist_py.proto.errors import StrategyError
+from autodist_py.proto.strategy import Node
+from autodist_py.proto.synchronizers import PSSynchronizer
+from tests.kernel.cutting import SERVED, Cutting, captured, cut, node_of, require_same
+
+pytestmark = pytest.mark.usefixtures("keras_of_float64")
+
+
+def stepping(optimizer: keras.optimizers.Optimizer) -> Callable[..., Any]:
+    w = keras.Variable(np.linspace(-1, 1, 6).reshape(3, 2), dtype="float64", name="w")
+    optimizer.build([w])
+
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.matmul(x, w.value) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, w.value), w)])
+        return loss
+
+    return step
+
+
+def refused() -> dict[str, tuple[Callable[..., Any], str]]:
+    between = tf.Variable(np.ones((3, 2)), name="w")
+
+    def reads_between(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.matmul(x, between) ** 2)
+        between.assign_sub(0.1 * tape.gradient(loss, between))
+        seen = tf.linalg.trace(tf.matmul(between, between, transpose_a=True))
+        between.assign_sub(0.01 * between)
+        return loss, seen
+
+    table = tf.Variable(np.arange(12.0).reshape(6, 2), name="w")
+
+    def rows_in_their_order(x: tf.Tensor) -> Any:
+        """Each row is scaled by what belongs to its example."""
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.gather(table, [5, 0, 5, 2]) ** 2) * tf.reduce_mean(x)
+        gradient = tape.gradient(loss, table)
+        table.scatter_sub(tf.IndexedSlices(gradient.values * x[:, 1:2], gradient.indices))
+        return loss
+
+    def rows_returned(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.gather(table, [5, 0, 5, 2]) ** 2) * tf.reduce_mean(x)
+        gradient = tape.gradient(loss, table)
+        table.scatter_sub(tf.IndexedSlices(0.1 * gradient.values, gradient.indices))
+        return gradient.indices
+
+    def rows_of_two(x: tf.Tensor) -> Any:
+        gradients = []
+        for ids in ([0, 5], [5, 0]):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.gather(table, ids) ** 2) * tf.reduce_mean(x)
+            gradients.append(tape.gradient(loss, table))
+        one, other = gradients
+        table.scatter_sub(tf.IndexedSlices(one.values - other.values, one.indices))
+        return loss
+
+    def columns_of_rows(x: tf.Tensor) -> Any:
+        """A sum over the columns alone, of which there is one row."""
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.gather(table, [3]) ** 2) * tf.reduce_mean(x)
+        gradient = tape.gradient(loss, table)
+        norm = tf.sqrt(tf.reduce_sum(gradient.values**2, axis=1, keepdims=True))
+        table.scatter_sub(tf.IndexedSlices(gradient.values / (1.0 + norm), gradient.indices))
+        return loss
+
+    def as_many_as_rows(x: tf.Tensor) -> Any:
+        """A sum for each row of the table: there are as many ids as rows."""
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.gather(table, [5, 0, 5, 2, 1, 1]) ** 2) * tf.reduce_mean(x)
+        gradient = tape.gradient(loss, table)
+        sums = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, tf.raw_ops.Size(input=gradient.indices))
+        table.assign_sub(0.1 * sums)
+        return loss
+
+    def of_a_statistic(x: tf.Tensor) -> Any:
+        """The update is made of a mean over the examples."""
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.matmul(x[:, :2], between, transpose_b=True) ** 2)
+        change = 0.1 * tape.gradient(loss, between) + 0.01 * between * tf.reduce_mean(x)
+        between.assign_sub(change)
+        return loss
+
+    return {
+        "of a statistic": (of_a_statistic, r"'\w+/statistic_mean' \(Identity\)"),
+        "rows in their order": (rows_in_their_order, r"'mul\w*' \(Mul\)"),
+        "rows returned": (rows_returned, r"a result is made of rows of its gradient"),
+        "rows of two": (rows_of_two, r"'sub\w*' \(Sub\)"),
+        "columns of rows": (columns_of_rows, r"'Sum\w*' \(Sum\)"),
+        "as many as rows": (as_many_as_rows, r"'UnsortedSegmentSum' \(UnsortedSegmentSum\)"),
+        "adafactor": (stepping(keras.optimizers.Adafactor(0.1)), r"'adafactor\w*/Mean' \(Mean\)"),
+        "accumulation": (
+            stepping(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)),
+            r"'sgd\w*/cond' \(If\)",
+        ),
+        "between": (reads_between, r"reads 'w' between two of its writes"),
+    }
+
+
+REFUSED = (
+    "of a statistic",
+    "rows in their order",
+    "rows returned",
+    "rows of two",
+    "columns of rows",
+    "as many as rows",
+    "adafactor",
+    "accumulation",
+    "between",
+)
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_an_update_that_is_not_element_wise_is_refused_by_name_or_left_whole(what):
+    cases = refused()
+    assert tuple(cases) == REFUSED
+    function, message = cases[what]
+    step = captured(function, np.ones((4, 3)))
+    (name,) = (variable.name for variable in step.item.trainable_variables)
+    node = node_of(step.item, name, Cutting(0, (2, 1)))
+    with pytest.raises(StrategyError, match=rf"variable '{name}' cannot be cut into shards: .*{message}"):
+        cut(step.item, [node])
+    program = cut(step.item, [node], strict=False)
+    assert program.left_whole.keys() == {name}
+    assert program.strategy.node(name) == Node(name, SERVED)
+    require_same(step, program, [(np.full((4, 3), number),) for number in (1.0, 2.0, 3.0)])
+    own = PSSynchronizer("127.0.0.2:CPU:0")
+    program = cut(step.item, [Node(name, own, node.partitioner, node.part_config, node.part_sizes)])
+    assert program.strategy.node(name) == Node(name, own), "its builder says what becomes of it"
+
+
+def test_state_that_is_made_of_other_state_is_cut_too():
+    step = captured(stepping(keras.optimizers.Adam(0.1, amsgrad=True)), np.ones((4, 3)))
+    (name,) = (variable.name for variable in step.item.trainable_variables)
+    program = cut(step.item, [node_of(step.item, name, Cutting(0, (2, 1)))])
+    assert len(program.shards) == 4
+    assert [shards.variable for shards in program.shards if shards.is_whole] == [name]
+    require_same(step, program, [(np.full((4, 3), number),) for number in (1.0, 2.0, -3.0)])

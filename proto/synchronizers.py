@@ -16,20 +16,27 @@ COMPRESSORS: tuple[str, ...] = tuple(_COMPRESSOR_ENUM.keys())
 
 @dataclass(frozen=True, slots=True)
 class AllReduceSynchronizer:
-    """Every replica holds the variable; the gradients of one group are summed together, by a collective."""
+    """Every replica holds the variable; the gradients of one group are summed together, by collectives.
+
+    `bytes_per_pack` is the size of the buffers in which they are summed, 0 for an automatic one.
+    """
 
     spec: str = "AUTO"
     compressor: str = "NoneCompressor"
     group: int = 0
+    bytes_per_pack: int = 0
 
     def __post_init__(self) -> None:
         require_member(self.spec, ALL_REDUCE_SPECS, "spec of an AllReduce synchronizer", error=StrategyError)
         require_member(self.compressor, COMPRESSORS, "compressor of an AllReduce synchronizer", error=StrategyError)
-        require_not_negative(self.group, "group of an AllReduce synchronizer", error=StrategyError)
+        for name in ("group", "bytes_per_pack"):
+            require_not_negative(getattr(self, name), f"{name} of an AllReduce synchronizer", error=StrategyError)
 
     def to_proto(self) -> pb.AllReduceSynchronizer:
         """The wire form."""
-        return pb.AllReduceSynchronizer(spec=self.spec, compressor=self.compressor, group=self.group)
+        return pb.AllReduceSynchronizer(
+            spec=self.spec, compressor=self.compressor, group=self.group, bytes_per_pack=self.bytes_per_pack
+        )
 
     @classmethod
     def from_proto(cls, message: pb.AllReduceSynchronizer) -> "AllReduceSynchronizer":
@@ -38,6 +45,7 @@ class AllReduceSynchronizer:
             spec=_enum_name(_SPEC_ENUM, message.spec),
             compressor=_enum_name(_COMPRESSOR_ENUM, message.compressor),
             group=message.group,
+            bytes_per_pack=message.bytes_per_pack,
         )
 
     def __str__(self) -> str:

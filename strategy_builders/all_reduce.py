@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from autodist_py.proto.checks import require_member
+from autodist_py.proto.checks import require_member, require_not_negative
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
@@ -19,6 +19,8 @@ class AllReduce:
             reduction starts earlier and overlaps more of back-propagation.
         all_reduce_spec: AUTO (the runtime chooses), NCCL, RING or HOROVOD.
         compressor: how gradients are coded on the wire; all but NoneCompressor lose precision.
+        bytes_per_pack: how large the buffers are in which the gradients of a group are reduced, as back-propagation
+            finishes them; a larger gradient is reduced in pieces. 0: the size found best (docs/performance.md).
 
     Raises:
         StrategyError: a parameter is out of its range.
@@ -27,24 +29,26 @@ class AllReduce:
     chunk_size: int = 128
     all_reduce_spec: str = "AUTO"
     compressor: str = "NoneCompressor"
+    bytes_per_pack: int = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.chunk_size, bool) or not isinstance(self.chunk_size, int) or self.chunk_size < 1:
             raise StrategyError(f"chunk_size of AllReduce must be an integer >= 1; got {self.chunk_size!r}")
         require_member(self.all_reduce_spec, ALL_REDUCE_SPECS, "all_reduce_spec of AllReduce", error=StrategyError)
         require_member(self.compressor, COMPRESSORS, "compressor of AllReduce", error=StrategyError)
+        require_not_negative(self.bytes_per_pack, "bytes_per_pack of AllReduce", error=StrategyError)
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
         """The group of a variable is its index among the trainable ones // `chunk_size`."""
         return Strategy(
             node_config=tuple(
-                Node(
-                    variable.name,
-                    AllReduceSynchronizer(
-                        spec=self.all_reduce_spec, compressor=self.compressor, group=index // self.chunk_size
-                    ),
-                )
-                for index, variable in enumerate(item.trainable_variables)
+                Node(variable.name, self.synchronizer(index)) for index, variable in enumerate(item.trainable_variables)
             ),
             replicas=resources.replica_devices,
+        )
+
+    def synchronizer(self, index: int) -> AllReduceSynchronizer:
+        """That of the variable, or of the part of one, at that index among all."""
+        return AllReduceSynchronizer(
+            self.all_reduce_spec, self.compressor, index // self.chunk_size, self.bytes_per_pack
         )

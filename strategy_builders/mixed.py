@@ -30,6 +30,7 @@ class Parallax:
         staleness: must be 0, likewise.
         all_reduce_spec: see AllReduce.
         compressor: of dense gradients; see AllReduce.
+        bytes_per_pack: see AllReduce.
 
     Raises:
         StrategyError: a parameter is out of its range, or contradicts another.
@@ -41,6 +42,7 @@ class Parallax:
     staleness: int = 0
     all_reduce_spec: str = "AUTO"
     compressor: str = "NoneCompressor"
+    bytes_per_pack: int = 0
 
     def __post_init__(self) -> None:
         self._builders()
@@ -54,7 +56,7 @@ class Parallax:
 
     def _builders(self) -> tuple[AllReduce, PSLoadBalancing]:
         return (
-            AllReduce(self.chunk_size, self.all_reduce_spec, self.compressor),
+            AllReduce(self.chunk_size, self.all_reduce_spec, self.compressor, self.bytes_per_pack),
             PSLoadBalancing(self.local_proxy_variable, self.sync, self.staleness),
         )
 

@@ -9,7 +9,7 @@ from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem, Variable
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Node, Strategy
-from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
+from autodist_py.proto.synchronizers import PSSynchronizer
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.parameter_server import Serving, updated_together
 
@@ -99,9 +99,10 @@ class PartitionedAR:
     all_reduce_spec: str = "AUTO"
     compressor: str = "NoneCompressor"
     min_shard_bytes: int = MIN_SHARD_BYTES
+    bytes_per_pack: int = 0
 
     def __post_init__(self) -> None:
-        AllReduce(self.chunk_size, self.all_reduce_spec, self.compressor)
+        self._whole()
         check_min_shard_bytes(type(self).__name__, self.min_shard_bytes)
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
@@ -111,16 +112,16 @@ class PartitionedAR:
     def along(self, axes: Mapping[str, int], item: GraphItem, resources: ResourceSpec) -> Strategy:
         """As `build`, along the axes of variables that are named, and the first of all others."""
         nodes: dict[str, Node] = {}
-        count = 0
+        whole, count = self._whole(), 0
         for variable in item.trainable_variables:
             axis = axes.get(variable.name, 0)
             parts = range(count, count + num_shards(variable, axis, len(resources.workers), self.min_shard_bytes))
-            synchronizers = [
-                AllReduceSynchronizer(self.all_reduce_spec, self.compressor, part // self.chunk_size) for part in parts
-            ]
-            nodes[variable.name] = Node.partitioned(variable, axis, synchronizers)
+            nodes[variable.name] = Node.partitioned(variable, axis, list(map(whole.synchronizer, parts)))
             count = parts.stop
         return _strategy(nodes, item, resources)
+
+    def _whole(self) -> AllReduce:
+        return AllReduce(self.chunk_size, self.all_reduce_spec, self.compressor, self.bytes_per_pack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,7 @@ class RandomAxisPartitionAR:
     all_reduce_spec: str = "AUTO"
     compressor: str = "NoneCompressor"
     min_shard_bytes: int = MIN_SHARD_BYTES
+    bytes_per_pack: int = 0
 
     def __post_init__(self) -> None:
         self._fixed()
@@ -153,7 +155,9 @@ class RandomAxisPartitionAR:
         return self._fixed().along(axes, item, resources)
 
     def _fixed(self) -> PartitionedAR:
-        return PartitionedAR(self.chunk_size, self.all_reduce_spec, self.compressor, self.min_shard_bytes)
+        return PartitionedAR(
+            self.chunk_size, self.all_reduce_spec, self.compressor, self.min_shard_bytes, self.bytes_per_pack
+        )
 
 
 @dataclass(frozen=True, slots=True)

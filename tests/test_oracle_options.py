@@ -86,9 +86,11 @@ def test_a_loss_that_sums_is_summed(cluster: Cluster, door: str, clip: bool):
 
 @on_two_kinds
 @pytest.mark.parametrize("spec", ["AUTO", "RING"])
-@pytest.mark.parametrize("chunk_size", [1, 2, 128])
-def test_how_gradients_are_grouped_and_reduced_changes_no_number(cluster: Cluster, spec: str, chunk_size: int):
-    builder = f"AllReduce(chunk_size={chunk_size}, all_reduce_spec='{spec}')"
+@pytest.mark.parametrize(("chunk_size", "bytes_per_pack"), [(1, 0), (2, 0), (128, 0), (128, 1), (128, 150)])
+def test_how_gradients_are_grouped_and_reduced_changes_no_number(
+    cluster: Cluster, spec: str, chunk_size: int, bytes_per_pack: int
+):
+    builder = f"AllReduce(chunk_size={chunk_size}, all_reduce_spec='{spec}', bytes_per_pack={bytes_per_pack})"
     same(cluster.run(train, door="hand-written", optimizer="momentum", strategy_builder=builder))
 
 

@@ -1,8 +1,9 @@
 """AllReduce: every replica gets the combined gradient, and computes the same update of its own copy.
 
-Dense gradients of one group and dtype are flattened into one buffer, weighted, reduced and split. Sparse gradients are
-gathered: the rows of all replicas, in replica order, with each replica's values weighted. Of one lookup these are the
-rows of one device, in its order; of several lookups in one table, the same rows grouped by replica.
+Dense gradients of one group and dtype are packed into buffers, as back-propagation finishes them, weighted, reduced and
+split. A gradient that is larger than a buffer is reduced in pieces. Sparse gradients are gathered: the rows of all
+replicas, in replica order, with each replica's values weighted. Of one lookup these are the rows of one device, in its
+order; of several lookups in one table, the same rows grouped by replica.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,12 +24,18 @@ from autodist_py.proto.synchronizers import AllReduceSynchronizer
 _LOCAL_FIRST = frozenset({"AUTO"})
 _ONE_RING = frozenset({"RING"})
 
+_ALIGNED_BYTES = 64
+"""Pieces that begin at multiples of it share the buffer's memory: more than TensorFlow asks for anywhere."""
+AUTOMATIC_PACK_BYTES = 2 << 20
+"""The size of buffers where the strategy gives none: benchmarks/collectives.py, docs/performance.md."""
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """Gradients that are reduced together: the same synchronizer, stage, reduction, and (dense ones) dtype.
 
     Gradients of one stage do not depend on one another's combined values (a generator's would on its discriminator's).
+    `pack` numbers those that are alike but for their gradients, as what is larger is packed into several buffers.
     """
 
     synchronizer: AllReduceSynchronizer
@@ -36,6 +43,7 @@ class Group:
     reduction: str
     dtype: tf.DType
     gradients: tuple[Gradient, ...]
+    pack: int = 0
 
     @property
     def is_sparse(self) -> bool:
@@ -48,7 +56,8 @@ class Group:
         if self.is_sparse:
             return f"{KERNEL_SCOPE}/AllReduce/{op_of(self.gradients[0].tensors[1])}"
         spec, number = self.synchronizer.spec, self.synchronizer.group
-        return f"{KERNEL_SCOPE}/AllReduce/{spec}_group_{number}_stage_{self.stage}_{self.reduction}_{self.dtype.name}"
+        alike = f"{KERNEL_SCOPE}/AllReduce/{spec}_group_{number}_stage_{self.stage}_{self.reduction}_{self.dtype.name}"
+        return f"{alike}_pack_{self.pack}" if self.pack else alike
 
     def rank(self, program: Program) -> tuple[int, ...]:
         """Where the group's collective stands among others: by stage, then when its last gradient is ready."""
@@ -79,7 +88,26 @@ def groups(program: Program) -> Iterator[Group]:
         else:
             dense.setdefault(key, []).append(gradient)
     for key, gradients in dense.items():
-        yield Group(*key, tuple(gradients))
+        for pack, together in enumerate(_packed(program, gradients, _pack_bytes(key[0]))):
+            yield Group(*key, together, pack)
+
+
+def _pack_bytes(synchronizer: AllReduceSynchronizer) -> int:
+    return synchronizer.bytes_per_pack or AUTOMATIC_PACK_BYTES
+
+
+def _packed(program: Program, gradients: Sequence[Gradient], most: int) -> Iterator[tuple[Gradient, ...]]:
+    """The gradients in the order in which back-propagation finishes them, together as far as they have `most` bytes."""
+    pack: list[Gradient] = []
+    nbytes = 0
+    for gradient in sorted(gradients, key=program.analysis.gradient_depth):
+        more = program.item.variable(gradient.variable).nbytes
+        if pack and nbytes + more > most:
+            yield tuple(pack)
+            pack, nbytes = [], 0
+        pack.append(gradient)
+        nbytes += more
+    yield tuple(pack)
 
 
 def _check(synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DType) -> None:
@@ -134,15 +162,20 @@ def _reduce_dense(
     for position, replica in enumerate(replicas):
         with tf.device(replica.device):
             buffers.append(weighted(_pack([copies[position] for copies in gradients]), weights[position]))
-    if group.synchronizer.spec in _ONE_RING:
-        combined = collectives.ring_over_replicas(buffers)
-    else:
-        combined = collectives.sum_over_replicas(buffers)
+    is_ring = group.synchronizer.spec in _ONE_RING
+    sum_over_replicas = collectives.ring_over_replicas if is_ring else collectives.sum_over_replicas
+    travels = is_ring or collectives.num_workers > 1
+    sizes = piece_sizes(buffers[0], _pack_bytes(group.synchronizer)) if travels else [buffers[0].shape.num_elements()]
+    pieces = []
+    for replica, buffer in zip(replicas, buffers, strict=True):
+        with tf.device(replica.device):
+            pieces.append(_cut(buffer, sizes))
+    combined = [sum_over_replicas(piece) for piece in zip(*pieces, strict=True)]
     shapes = [tuple(copies[0].shape) for copies in gradients]
     unpacked = []
-    for replica, buffer in zip(replicas, combined, strict=True):
+    for replica, parts in zip(replicas, zip(*combined, strict=True), strict=True):
         with tf.device(replica.device):
-            unpacked.append(_unpack(buffer, shapes))
+            unpacked.append(_unpack(_join(parts, buffers[0].shape), shapes))
     return [[[tensor] for tensor in copies] for copies in zip(*unpacked, strict=True)]
 
 
@@ -162,6 +195,22 @@ def _unpack(buffer: tf.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[tf.Ten
         tf.reshape(part, distinct[shape]) if shape in distinct else part
         for part, shape in zip(parts, shapes, strict=True)
     ]
+
+
+def piece_sizes(buffer: tf.Tensor, most: int) -> list[int]:
+    """How many elements the pieces have of a buffer of more than `most` bytes: equal ones, as far as they divide."""
+    elements = buffer.shape.num_elements()
+    count, aligned = max(1, -(-elements * buffer.dtype.size // most)), _ALIGNED_BYTES // buffer.dtype.size
+    size = -(-elements // (count * aligned)) * aligned
+    return [min(size, elements - begin) for begin in range(0, elements, size)] if count > 1 else [elements]
+
+
+def _cut(buffer: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
+    return list(tf.split(tf.reshape(buffer, [-1]), sizes)) if len(sizes) > 1 else [buffer]
+
+
+def _join(parts: Sequence[tf.Tensor], shape: tf.TensorShape) -> tf.Tensor:
+    return tf.reshape(tf.concat(parts, axis=0), shape) if len(parts) > 1 else parts[0]
 
 
 def _reduce_sparse(

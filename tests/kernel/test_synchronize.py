@@ -2,11 +2,15 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 
-from autodist_py.kernel.synchronizers.all_reduce import groups
+from autodist_py.kernel.synchronizers.all_reduce import groups, piece_sizes
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.strategy import Node, Strategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
+from tests.capture import steps
 from tests.kernel import programs
 
 
@@ -28,6 +32,59 @@ def test_the_strategys_group_numbers_separate_gradients():
     item = programs.dense_and_sparse()
     found = grouped(item, programs.all_reduce(item, chunk_size=1))
     assert sorted(names for _, _, names in found) == [["a"], ["b"], ["half"], ["table"]]
+
+
+def three_layers(side):
+    weights = [tf.Variable(np.eye(side), name=f"w{index}") for index in range(3)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            value = x
+            for weight in weights:
+                value = tf.tanh(value @ weight)
+            loss = tf.reduce_mean(value)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(gradient)
+        return loss
+
+    return steps.capture(step, tf.ones([2, side], tf.float64)).item
+
+
+def in_packs(item, bytes_per_pack):
+    synchronizer = AllReduceSynchronizer("RING", bytes_per_pack=bytes_per_pack)
+    return Strategy(tuple(Node(one.name, synchronizer) for one in item.trainable_variables), ("127.0.0.1:CPU:0",))
+
+
+def reductions(program):
+    return [launch.what for launch in program.launches if "gradients" in launch.what]
+
+
+def test_gradients_are_packed_and_launched_as_back_propagation_finishes_them():
+    item = three_layers(side=4)
+    strategy = in_packs(item, bytes_per_pack=2 * 4 * 4 * 8)
+    assert [names for *_, names in grouped(item, strategy)] == [["w2", "w1"], ["w0"]]
+    program = programs.after("order", item, programs.place(1, 1), strategy)
+    assert reductions(program) == ["dense gradients of w2, w1", "dense gradients of w0"]
+
+
+@pytest.mark.parametrize(("bytes_per_pack", "launched"), [(0, 1), (8 * 144, 3), (8 * 48, 9)])
+def test_a_gradient_that_is_larger_than_a_buffer_is_reduced_in_pieces(bytes_per_pack, launched):
+    item = three_layers(side=12)
+    program = programs.after("order", item, programs.place(2, 1), in_packs(item, bytes_per_pack))
+    assert len(reductions(program)) == launched
+    assert all(len(launch.ops) == 2 for launch in program.launches if launch.what in reductions(program))
+
+
+@given(elements=st.integers(1, 10**6), dtype=st.sampled_from([tf.float16, tf.float64]), most=st.integers(1, 10**7))
+def test_pieces_make_the_buffer_and_are_as_few_and_as_even_as_they_can_be(elements, dtype, most):
+    with tf.Graph().as_default():
+        sizes = piece_sizes(programs.placeholder("buffer", elements, dtype=dtype), most)
+    aligned = 64 // dtype.size
+    assert sum(sizes) == elements
+    assert all(size % aligned == 0 for size in sizes[:-1])
+    assert max(sizes) <= max(aligned, most // dtype.size + aligned)
+    assert len(sizes) <= -(-elements * dtype.size // most)
+    assert max(sizes) - min(sizes) <= aligned * len(sizes)
 
 
 @pytest.mark.parametrize("where", [programs.place(2), programs.place(1, 1), programs.place(2, 1)])

@@ -246,6 +246,15 @@ class GraphView:
         return {op.name: [result.shape for result in op.outputs] for op in graph.get_operations()}
 
     @cached_property
+    def scalars(self) -> frozenset[str]:
+        """Ops whose results are scalars, as far as TensorFlow infers it; handles of variables are none."""
+        return frozenset(
+            op
+            for op, shapes in self.shapes.items()
+            if self.nodes[op].op != VARIABLE_OP and shapes and all(shape.rank == 0 for shape in shapes)
+        )
+
+    @cached_property
     def digraph(self) -> "nx.DiGraph[str]":
         """Ops as vertices, data and control edges from producer to consumer; back edges of loops are left out."""
         digraph: nx.DiGraph[str] = nx.DiGraph()

@@ -9,7 +9,7 @@ from autodist_py.kernel.fragment import Fragment, TensorSpec, trace
 from autodist_py.kernel.names import KERNEL_SCOPE, on_replica
 from autodist_py.kernel.parcel import Parcel
 from autodist_py.kernel.program import Channel, Program, ServerFunction, ServerProgram
-from autodist_py.kernel.serving.common import read_of, type_of, with_variables
+from autodist_py.kernel.serving.common import type_of, with_variables
 from autodist_py.kernel.serving.messages import Traded, trade
 from autodist_py.kernel.synchronizers.lookups import by_table
 from autodist_py.kernel.synchronizers.parameter_server import Exchange, Service
@@ -82,18 +82,17 @@ def lookup_program(program: Program, exchange: Exchange, channel: Channel) -> Se
         TensorSpec(f"{scope}/message_{position}", dtype) for position, dtype in enumerate(channel.sent.types)
     )
     kept = tuple(TensorSpec(f"{scope}/ids_{position}", tf.int64, (None,)) for position in range(len(tables)))
-    reads = [read_of(program, handle, f"{scope}/{handle}", device, waits=[]) for handle in tables]
-    values = [
-        TensorSpec(read.name, tf.as_dtype(variable.dtype), variable.shape)
-        for read, variable in zip(reads, map(program.item.variable, tables), strict=True)
+    reads = [
+        _rows_of(program, handle, f"{scope}/{handle}", ids.name, device)
+        for handle, ids in zip(tables, kept, strict=True)
+    ]
+    rows = [
+        TensorSpec(read.name, spec.dtype, spec.shape)
+        for read, spec in zip(reads, (_rows(program, handle) for handle in tables), strict=True)
     ]
     with tf.device(program.place.host):
         received = trace(channel.sent.unpack, [list(message)], scope=f"{scope}/received")
-        rows = trace(
-            lambda values, ids: channel.answered.pack(list(map(tf.gather, values, ids))),
-            [values, list(kept)],
-            scope=f"{scope}/answer",
-        )
+        answer = trace(channel.answered.pack, [rows], scope=f"{scope}/answer")
     return ServerProgram(
         channel=channel,
         update=ServerFunction(with_variables(program, received.nodes), takes=message, gives=tuple(received.outputs)),
@@ -101,8 +100,21 @@ def lookup_program(program: Program, exchange: Exchange, channel: Channel) -> Se
         each=True,
         taken=(),
         kept=tuple(spec.name for spec in kept),
-        answer=ServerFunction(with_variables(program, [*reads, *rows.nodes]), takes=kept, gives=tuple(rows.outputs)),
+        answer=ServerFunction(
+            with_variables(program, [*reads, *answer.nodes]), takes=kept, gives=tuple(answer.outputs)
+        ),
     )
+
+
+def _rows_of(program: Program, handle: str, name: str, ids: str, device: str) -> tf.compat.v1.NodeDef:
+    """An op that looks up rows in the first replica's variable, of which a read would be a copy of all.
+
+    So it is once rows of it were written: from then on TensorFlow has the variable copied by whoever reads it.
+    """
+    node = tf.compat.v1.NodeDef(name=name, op="ResourceGather", device=device, input=[on_replica(0, handle), ids])
+    node.attr["dtype"].CopyFrom(program.analysis.captured.nodes[handle].attr["dtype"])
+    node.attr["Tindices"].type = tf.int64.as_datatype_enum
+    return node
 
 
 def _rows(program: Program, handle: str) -> TensorSpec:

@@ -3,7 +3,8 @@
 Dense gradients of one group and dtype are packed into buffers, as back-propagation finishes them, weighted, reduced and
 split. A gradient that is larger than a buffer is reduced in pieces. Sparse gradients are gathered: the rows of all
 replicas, in replica order, with each replica's values weighted. Of one lookup these are the rows of one device, in its
-order; of several lookups in one table, the same rows grouped by replica.
+order; of several lookups in one table, the same rows grouped by replica. A worker adds up its rows of one index before
+it sends them where that makes no difference to the update.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from autodist_py.kernel.fragment import Fragment, trace
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import KERNEL_SCOPE, op_of
 from autodist_py.kernel.program import Program
+from autodist_py.kernel.synchronizers.lookups import adds_rows_up
 from autodist_py.kernel.weights import batch_specs, raw_gradient, replica_weights, sum_duplicates, weighted
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient
@@ -227,10 +229,11 @@ def _reduce_sparse(
             parts.append((indices, weighted(values, weight)))
     with tf.device(replicas[0].device):
         indices, values = (tf.concat(rows, axis=0) if len(rows) > 1 else rows[0] for rows in zip(*parts, strict=True))
-        if program.options.sum_duplicates:
+        travels = collectives.num_workers > 1
+        if program.options.sum_duplicates or (travels and adds_rows_up(program, gradient)):
             indices, values = sum_duplicates(indices, values)
         indices, values = collectives.gather_rows([indices, values])
-        if program.options.sum_duplicates and collectives.num_workers > 1:
+        if program.options.sum_duplicates and travels:
             indices, values = sum_duplicates(indices, values)
     combined = []
     shape = program.item.variable(gradient.variable).shape  # A branch that was not taken has no other.

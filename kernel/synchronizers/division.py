@@ -82,22 +82,13 @@ class Division:
             return homes.pop()
         writers = self._writes[handle]
         raw = {op_of(name) for seam in self.seams for name in self._view.nodes[seam].input} - self.seams.keys()
-        for blocked in (raw | (self.scalars - writers - self.seams.keys()), raw):
+        for blocked in (raw | (self._view.scalars - writers - self.seams.keys()), raw):
             behind = self._view.dataflow_ancestors(writers, blocked=blocked)
             sides = {side for seam, side in self.seams.items() if seam in behind}
             sides |= {self.held[other] for other in self.held.keys() & behind}
             if len(sides) == 1:
                 return sides.pop()
         return WORKERS
-
-    @cached_property
-    def scalars(self) -> set[str]:
-        """Ops whose results are scalars, as far as their graph shows."""
-        return {
-            op
-            for op, shapes in self._view.shapes.items()
-            if self._view.nodes[op].op != VARIABLE_OP and shapes and all(shape.rank == 0 for shape in shapes)
-        }
 
     def _reaching(self, derived: set[str]) -> dict[str, set[int]]:
         """For each of `derived` the sides whose gradients it is computed from."""

@@ -71,20 +71,15 @@ def _lookups(view: GraphView, handle: str, user: str) -> list[Lookup] | None:
     return found
 
 
-def adds_rows_up(program: Program, gradient: Gradient, scalars: Collection[str]) -> bool:
+def adds_rows_up(program: Program, gradient: Gradient) -> bool:
     """Whether it makes no difference to what reads a sparse gradient that rows of one index are added up before.
 
     So it is where rows are scaled by scalars and, with their indices, added to or taken from the rows of a variable,
     and neither is used for anything else.
-
-    Args:
-        program: whose step it is.
-        gradient: of the program's item.
-        scalars: ops whose results are scalars.
     """
     view = program.analysis.captured
     indices, values = (op_of(tensor) for tensor in gradient.tensors[:2])
-    scaled = _passed_on(view, values, lambda op, source: _is_scaled(view, op, source, scalars))
+    scaled = _passed_on(view, values, lambda op, source: _is_scaled(view, op, source))
     passed = _passed_on(view, indices, lambda op, source: view.nodes[op].op == "Identity")
     used = {op_of(output.tensor) for output in program.item.outputs} | set(program.item.run_ops)
     if (scaled | passed) & used:
@@ -110,13 +105,14 @@ def _passed_on(view: GraphView, source: str, passes: Callable[[str, str], bool])
     return found
 
 
-def _is_scaled(view: GraphView, op: str, rows: str, scalars: Collection[str]) -> bool:
+def _is_scaled(view: GraphView, op: str, rows: str) -> bool:
     """Whether `op` scales `rows` by a scalar, or passes them on."""
     node = view.nodes[op]
     reads = [op_of(name) for name in node.input if not name.startswith("^")]
     others = [read for read in reads if read != rows]
-    divides_by_rows = node.op == "RealDiv" and reads[1] == rows
-    return node.op in _SCALED and len(reads) - len(others) == 1 and set(others) <= set(scalars) and not divides_by_rows
+    if node.op not in _SCALED or len(reads) - len(others) != 1 or not view.scalars.issuperset(others):
+        return False
+    return node.op != "RealDiv" or reads[0] == rows
 
 
 def by_table(lookups: Collection[Lookup]) -> Iterator[tuple[str, list[Lookup]]]:

@@ -123,7 +123,7 @@ def serving(program: Program) -> Serving | None:
     summable = frozenset(
         gradient.variable
         for gradient, side in sides.items()
-        if side != WORKERS and gradient.is_sparse and adds_rows_up(program, gradient, division.scalars)
+        if side != WORKERS and gradient.is_sparse and adds_rows_up(program, gradient)
     )
     return Serving(services, frozenset(division.moved), frozenset(stays), summable)
 

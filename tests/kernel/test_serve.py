@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from autodist_py.kernel.device import Place, Replica
 from autodist_py.kernel.fragment import TensorSpec
-from autodist_py.kernel.names import captured_name
+from autodist_py.kernel.names import captured_name, op_of
 from autodist_py.kernel.parcel import Parcel
 from autodist_py.kernel.pipeline import compile
 from autodist_py.kernel.program import Options
@@ -133,6 +133,17 @@ def test_of_a_table_only_the_rows_that_are_used_travel():
     assert [spec.shape for spec in asks.answered.tensors] == [(None, 3)]
     assert (50, 3) not in [spec.shape for spec in (*update.sent.tensors, *update.answered.tensors)]
     assert not program.refreshed
+
+
+def test_a_server_looks_rows_up_without_a_read_of_the_whole_table():
+    """A read is a copy of all, once rows of a variable were written."""
+    looked_up, _ = compiled(embedding(scaled), (0,)).servers
+    users = [
+        node.op
+        for node in looked_up.answer.graph.nodes.values()
+        if any(captured_name(op_of(name)) == "table" for name in node.input)
+    ]
+    assert users == ["ResourceGather"]
 
 
 def test_a_proxy_of_a_table_travels_whole():

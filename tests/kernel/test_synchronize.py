@@ -75,6 +75,27 @@ def test_a_gradient_that_is_larger_than_a_buffer_is_reduced_in_pieces(bytes_per_
     assert all(len(launch.ops) == 2 for launch in program.launches if launch.what in reductions(program))
 
 
+def looked_up(squares):
+    table = tf.Variable(np.arange(10.0).reshape(5, 2), name="table")
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.nn.embedding_lookup(table, ids))
+        rows = tape.gradient(loss, table)
+        values = rows.values**2 if squares else 0.1 * rows.values
+        table.scatter_sub(tf.IndexedSlices(values, rows.indices))
+        return loss
+
+    return steps.capture(step, tf.constant([0, 3, 3])).item
+
+
+@pytest.mark.parametrize(("squares", "workers", "added_up"), [(False, 2, 1), (True, 2, 0), (False, 1, 0)])
+def test_rows_of_one_index_are_added_up_before_they_travel_where_the_update_does_so_itself(squares, workers, added_up):
+    replicas = [1] * workers if workers > 1 else [2]
+    program = programs.after("synchronize", looked_up(squares), programs.place(*replicas))
+    assert sum(node.op == "Unique" for node in program.graph.nodes.values()) == added_up
+
+
 @given(elements=st.integers(1, 10**6), dtype=st.sampled_from([tf.float16, tf.float64]), most=st.integers(1, 10**7))
 def test_pieces_make_the_buffer_and_are_as_few_and_as_even_as_they_can_be(elements, dtype, most):
     with tf.Graph().as_default():

@@ -11,6 +11,7 @@ from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
 from autodist_py.kernel.names import captured_name, on_replica, op_of
 from autodist_py.kernel.passes.combine import Combine
 from autodist_py.kernel.passes.fetch import Fetch
+from autodist_py.kernel.passes.look_up import LookUp
 from autodist_py.kernel.passes.order import Order
 from autodist_py.kernel.passes.partition import Partition
 from autodist_py.kernel.passes.place import PlaceOps
@@ -27,6 +28,7 @@ from autodist_py.proto.strategy import Strategy
 from autodist_py.proto.synchronizers import Pace
 
 PASSES: tuple[Pass, ...] = (
+    LookUp(),
     Partition(),
     Replicate(),
     Refresh(),

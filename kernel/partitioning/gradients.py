@@ -6,10 +6,10 @@ from itertools import accumulate
 import numpy as np
 import tensorflow as tf
 
+from autodist_py.kernel.editor import Editor, identity
 from autodist_py.kernel.fragment import TensorSpec
 from autodist_py.kernel.names import op_of
 from autodist_py.kernel.partitioning.cuts import seam_kinds
-from autodist_py.kernel.partitioning.editor import Editor, identity
 from autodist_py.kernel.partitioning.kinds import Kind
 from autodist_py.proto.graph_item import Gradient, Variable
 from autodist_py.proto.strategy import Node, shard_name

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py.kernel.names import op_of
+from autodist_py.kernel.synchronizers.lookups import has_batch_dims
 
 _ELEMENT_WISE = frozenset(
     {
@@ -257,7 +258,7 @@ class Rules:
                 return Rule((Kind.DENSE,), sized=2)
             case "UnsortedSegmentSum", (Kind.DENSE, Kind.INDICES | Kind.POSITIONS, Kind.SIZES | None) if self.axis > 0:
                 return Rule((Kind.DENSE,))
-            case "GatherV2", (Kind.DENSE, ids, None) if operands[2].constant == 0 and not node.attr["batch_dims"].i:
+            case "GatherV2", (Kind.DENSE, ids, None) if operands[2].constant == 0 and not has_batch_dims(node):
                 return self._gathered(ids, operands[1].shape)
         return None
 
@@ -272,7 +273,7 @@ class Rules:
         values = operands[kinds.count(Kind.HANDLE) :]
         if node.op == "ReadVariableOp":
             return Rule((Kind.DENSE,))
-        if node.op == "ResourceGather" and not node.attr["batch_dims"].i:
+        if node.op == "ResourceGather" and not has_batch_dims(node):
             return self._gathered(values[0].kind, values[0].shape)
         if node.op in _ASSIGNS and values[0].kind is not Kind.ROWS:
             return Rule() if values[0].kind is Kind.DENSE else self._assigned(values[0])

@@ -7,10 +7,10 @@ from dataclasses import replace
 import networkx as nx
 import tensorflow as tf
 
+from autodist_py.kernel.editor import Editor
 from autodist_py.kernel.fragment import TensorSpec
 from autodist_py.kernel.names import op_of, parse
 from autodist_py.kernel.partitioning.cuts import Cut
-from autodist_py.kernel.partitioning.editor import Editor
 from autodist_py.kernel.partitioning.gradients import owners
 from autodist_py.kernel.partitioning.kinds import REDUCTIONS, Rule
 from autodist_py.kernel.synchronizers.lookups import SHAPES

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist_py.kernel.analysis import analyse
+from autodist_py.kernel.editor import Editor
 from autodist_py.kernel.partitioning.cuts import CannotBeCutError, Captured, Cut, cut_of
-from autodist_py.kernel.partitioning.editor import Editor
 from autodist_py.kernel.partitioning.gradients import cut_gradient
 from autodist_py.kernel.partitioning.shards import cut_variable
 from autodist_py.kernel.program import Program, Shards

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
+import tensorflow as tf
+
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import op_of
 from autodist_py.kernel.program import Program
@@ -53,7 +55,7 @@ def _lookups(view: GraphView, handle: str, user: str) -> list[Lookup] | None:
     node = view.nodes[user]
     if node.op in SHAPES:
         return []
-    if node.op == "ResourceGather" and not node.attr["batch_dims"].i:
+    if node.op == "ResourceGather" and not has_batch_dims(node):
         return [Lookup(handle, user)]
     if node.op != _READ:
         return None
@@ -62,13 +64,18 @@ def _lookups(view: GraphView, handle: str, user: str) -> list[Lookup] | None:
         reader = view.nodes[consumer]
         if reader.op in SHAPES:
             continue
-        if reader.op != "GatherV2" or op_of(reader.input[0]) != user or reader.attr["batch_dims"].i:
+        if reader.op != "GatherV2" or op_of(reader.input[0]) != user or has_batch_dims(reader):
             return None
         axis = view.constant(reader.input[2])
         if axis is None or axis != 0 or op_of(reader.input[1]) == user:
             return None
         found.append(Lookup(handle, consumer))
     return found
+
+
+def has_batch_dims(gather: tf.compat.v1.NodeDef) -> bool:
+    """Whether the gather looks up each example in rows of its own."""
+    return "batch_dims" in gather.attr and gather.attr["batch_dims"].i != 0  # A look at what is not there adds it.
 
 
 def adds_rows_up(program: Program, gradient: Gradient) -> bool:

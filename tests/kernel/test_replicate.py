@@ -14,7 +14,7 @@ from tests.kernel.programs import node, parsed
 
 
 def replicated(graph, where, **facts):
-    return run_passes(programs.program_of(graph, where, **facts), PASSES[:2])
+    return run_passes(programs.program_of(graph, where, **facts), PASSES[:3])
 
 
 def replica_1_of(graph, **facts):

@@ -177,7 +177,7 @@ def strategy_with(synchronizer):
 def test_what_cannot_run_is_refused_with_the_variable_and_the_pass(synchronizer, message):
     with pytest.raises(StrategyError, match=message) as raised:
         programs.after("synchronize", programs.two_stages(), programs.place(2), strategy_with(synchronizer))
-    before = "partition, replicate, refresh, read-data, split-batch, combine"
+    before = "look-up, partition, replicate, refresh, read-data, split-batch, combine"
     assert raised.value.__notes__ == [f"in pass 'synchronize', after {before}"]
 
 
@@ -187,5 +187,5 @@ def test_a_compressor_of_a_server_is_refused_with_the_variable_and_the_pass():
         StrategyError, match="variable 'v0': compressor 'HorovodCompressor' of a PS synchronizer"
     ) as raised:
         programs.after("serve", programs.two_stages(), programs.place(2), strategy)
-    before = "partition, replicate, refresh, read-data, split-batch, combine, synchronize"
+    before = "look-up, partition, replicate, refresh, read-data, split-batch, combine, synchronize"
     assert raised.value.__notes__ == [f"in pass 'serve', after {before}"]

@@ -1,4 +1,4 @@
-"""A captured graph that is being cut: what is added to it, and what stands in the place of its ops."""
+"""A captured graph that is being changed: what is added to it, and what stands in the place of its ops."""
 
 import copy
 from collections.abc import Callable, Collection, Sequence

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from rich.filesize import decimal
 
+from autodist_py.proto.compressors import HorovodCompressor, compressor_of
 from autodist_py.proto.dtypes import ITEM_SIZES
 from autodist_py.proto.errors import AutoDistError, StrategyError
 from autodist_py.proto.graph_item import GraphItem, Variable
@@ -23,6 +24,7 @@ from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
 
 _INDEX_BYTES = 8
+_HALF_BYTES = 2
 _NAMED = 3
 """How many names a warning lists."""
 _HEADER = ("variable", "shape", "bytes", "gradient", "synchronizer", "group", "shards", "compressor", "a step sends")
@@ -113,9 +115,10 @@ class Plan:
             return
         idle = {node.address for node in self.resources.workers} - set(map(_address, self.strategy.replicas))
         members = len(self.strategy.replicas) + len(idle) if synchronizer.spec == "RING" else workers
-        traffic = Traffic(2 * (members - 1) / members * variable.nbytes)
+        part = _carried(variable, synchronizer)
+        traffic = Traffic(2 * (members - 1) / members * variable.nbytes * part)
         if is_sparse:
-            traffic = Traffic(per_use=(workers - 1) * (_row_bytes(variable) + _INDEX_BYTES))
+            traffic = Traffic(per_use=(workers - 1) * (_row_bytes(variable) * part + _INDEX_BYTES))
         for rank in range(workers):
             yield Link(rank, (rank + 1) % workers), traffic
 
@@ -175,6 +178,12 @@ class Plan:
 
 def _address(device: str) -> str:
     return device.rsplit(":", 2)[0]
+
+
+def _carried(variable: Variable, synchronizer: AllReduceSynchronizer) -> float:
+    """How many bytes travel of each one of the variable's gradient."""
+    is_half = isinstance(compressor_of(synchronizer.compressor, "compressor"), HorovodCompressor)
+    return min(1.0, _HALF_BYTES / ITEM_SIZES[variable.dtype]) if is_half else 1.0
 
 
 def _row_bytes(variable: Variable) -> float:

@@ -13,6 +13,13 @@ from dataclasses import dataclass, replace
 from autodist_py.proto import strategy_pb2 as pb
 from autodist_py.proto import wire
 from autodist_py.proto.checks import require_unique
+from autodist_py.proto.compressors import (
+    Compressor,
+    HorovodCompressor,
+    HorovodCompressorEF,
+    PowerSGDCompressor,
+    compressor_of,
+)
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Variable
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, Pace, PSSynchronizer, Synchronizer
@@ -299,10 +306,10 @@ def _rows(node: Node, label: str) -> Iterator[tuple[object, ...]]:
         yield from _rows(part, f"  shard {index}")
 
 
-_COMPRESSION_LOSS: Mapping[str, str] = {
-    "HorovodCompressor": "gradients are rounded to half precision",
-    "HorovodCompressorEF": "gradients are rounded to half precision, and the error is added to the next step's",
-    "PowerSGDCompressor": "gradients are approximated at low rank, and the error is added to the next step's",
+_COMPRESSION_LOSS: Mapping[type[Compressor], str] = {
+    HorovodCompressor: "gradients are rounded to half precision",
+    HorovodCompressorEF: "gradients are rounded to half precision, and the error is added to the next step's",
+    PowerSGDCompressor: "gradients are approximated at low rank, and the error is added to the next step's",
 }
 
 
@@ -313,8 +320,9 @@ def _given_up(node: Node, workers: int) -> tuple[str, ...]:
 
 
 def _losses(synchronizer: Synchronizer, workers: int) -> Iterator[str]:
-    if synchronizer.compressor in _COMPRESSION_LOSS:
-        yield _COMPRESSION_LOSS[synchronizer.compressor]
+    kind = type(compressor_of(synchronizer.compressor, "compressor"))
+    if kind in _COMPRESSION_LOSS:
+        yield _COMPRESSION_LOSS[kind]
     if not isinstance(synchronizer, PSSynchronizer):
         return
     if not synchronizer.sync:

@@ -4,14 +4,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from autodist_py.proto import synchronizers_pb2 as pb
+from autodist_py.proto.calls import split_call
 from autodist_py.proto.checks import require_member, require_not_negative
+from autodist_py.proto.compressors import compressor_of
 from autodist_py.proto.errors import StrategyError
 
 _COMPRESSOR_ENUM = pb.AllReduceSynchronizer.Compressor
 _SPEC_ENUM = pb.AllReduceSynchronizer.Spec
 
 ALL_REDUCE_SPECS: tuple[str, ...] = tuple(_SPEC_ENUM.keys())
-COMPRESSORS: tuple[str, ...] = tuple(_COMPRESSOR_ENUM.keys())
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +29,19 @@ class AllReduceSynchronizer:
 
     def __post_init__(self) -> None:
         require_member(self.spec, ALL_REDUCE_SPECS, "spec of an AllReduce synchronizer", error=StrategyError)
-        require_member(self.compressor, COMPRESSORS, "compressor of an AllReduce synchronizer", error=StrategyError)
+        compressor_of(self.compressor, "compressor of an AllReduce synchronizer")
         for name in ("group", "bytes_per_pack"):
             require_not_negative(getattr(self, name), f"{name} of an AllReduce synchronizer", error=StrategyError)
 
     def to_proto(self) -> pb.AllReduceSynchronizer:
         """The wire form."""
+        name, arguments = split_call(self.compressor, "a compressor")
         return pb.AllReduceSynchronizer(
-            spec=self.spec, compressor=self.compressor, group=self.group, bytes_per_pack=self.bytes_per_pack
+            spec=self.spec,
+            compressor=name,
+            compressor_arguments=arguments,
+            group=self.group,
+            bytes_per_pack=self.bytes_per_pack,
         )
 
     @classmethod
@@ -43,7 +49,7 @@ class AllReduceSynchronizer:
         """The value of a message that `to_proto` made."""
         return cls(
             spec=_enum_name(_SPEC_ENUM, message.spec),
-            compressor=_enum_name(_COMPRESSOR_ENUM, message.compressor),
+            compressor=_compressor(message.compressor, message.compressor_arguments),
             group=message.group,
             bytes_per_pack=message.bytes_per_pack,
         )
@@ -91,7 +97,7 @@ class PSSynchronizer:
     def __post_init__(self) -> None:
         if not self.reduction_destination:
             raise StrategyError("a PS synchronizer needs a reduction_destination, such as '10.0.0.1:CPU:0'; got ''")
-        require_member(self.compressor, COMPRESSORS, "compressor of a PS synchronizer", error=StrategyError)
+        compressor_of(self.compressor, "compressor of a PS synchronizer")
         for name in ("staleness", "replicas_to_aggregate", "group"):
             require_not_negative(getattr(self, name), f"{name} of a PS synchronizer", error=StrategyError)
 
@@ -102,13 +108,15 @@ class PSSynchronizer:
 
     def to_proto(self) -> pb.PSSynchronizer:
         """The wire form."""
+        name, arguments = split_call(self.compressor, "a compressor")
         return pb.PSSynchronizer(
             reduction_destination=self.reduction_destination,
             local_replication=self.local_replication,
             sync=self.sync,
             staleness=self.staleness,
             replicas_to_aggregate=self.replicas_to_aggregate,
-            compressor=_COMPRESSOR_ENUM.Value(self.compressor),
+            compressor=_COMPRESSOR_ENUM.Value(name),
+            compressor_arguments=arguments,
             group=self.group,
         )
 
@@ -121,7 +129,7 @@ class PSSynchronizer:
             sync=message.sync,
             staleness=message.staleness,
             replicas_to_aggregate=message.replicas_to_aggregate,
-            compressor=_enum_name(_COMPRESSOR_ENUM, message.compressor),
+            compressor=_compressor(message.compressor, message.compressor_arguments),
             group=message.group,
         )
 
@@ -133,6 +141,11 @@ def _enum_name(enum: Any, number: int) -> str:
     if number not in enum.values():
         raise StrategyError(f"no {enum.DESCRIPTOR.name} has number {number}; known: {dict(enum.items())}")
     return str(enum.Name(number))
+
+
+def _compressor(number: int, arguments: str) -> str:
+    name = _enum_name(_COMPRESSOR_ENUM, number)
+    return f"{name}({arguments})" if arguments else name
 
 
 Synchronizer = PSSynchronizer | AllReduceSynchronizer

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PSSynchronizer(_message.Message):
-    __slots__ = ("reduction_destination", "local_replication", "sync", "staleness", "replicas_to_aggregate", "compressor", "group")
+    __slots__ = ("reduction_destination", "local_replication", "sync", "staleness", "replicas_to_aggregate", "compressor", "group", "compressor_arguments")
     REDUCTION_DESTINATION_FIELD_NUMBER: _ClassVar[int]
     LOCAL_REPLICATION_FIELD_NUMBER: _ClassVar[int]
     SYNC_FIELD_NUMBER: _ClassVar[int]
@@ -14,6 +14,7 @@ class PSSynchronizer(_message.Message):
     REPLICAS_TO_AGGREGATE_FIELD_NUMBER: _ClassVar[int]
     COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSOR_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     reduction_destination: str
     local_replication: bool
     sync: bool
@@ -21,10 +22,11 @@ class PSSynchronizer(_message.Message):
     replicas_to_aggregate: int
     compressor: int
     group: int
-    def __init__(self, reduction_destination: _Optional[str] = ..., local_replication: _Optional[bool] = ..., sync: _Optional[bool] = ..., staleness: _Optional[int] = ..., replicas_to_aggregate: _Optional[int] = ..., compressor: _Optional[int] = ..., group: _Optional[int] = ...) -> None: ...
+    compressor_arguments: str
+    def __init__(self, reduction_destination: _Optional[str] = ..., local_replication: _Optional[bool] = ..., sync: _Optional[bool] = ..., staleness: _Optional[int] = ..., replicas_to_aggregate: _Optional[int] = ..., compressor: _Optional[int] = ..., group: _Optional[int] = ..., compressor_arguments: _Optional[str] = ...) -> None: ...
 
 class AllReduceSynchronizer(_message.Message):
-    __slots__ = ("spec", "compressor", "group", "bytes_per_pack")
+    __slots__ = ("spec", "compressor", "group", "bytes_per_pack", "compressor_arguments")
     class Spec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         AUTO: _ClassVar[AllReduceSynchronizer.Spec]
@@ -49,8 +51,10 @@ class AllReduceSynchronizer(_message.Message):
     COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_PACK_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSOR_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     spec: AllReduceSynchronizer.Spec
     compressor: AllReduceSynchronizer.Compressor
     group: int
     bytes_per_pack: int
-    def __init__(self, spec: _Optional[_Union[AllReduceSynchronizer.Spec, str]] = ..., compressor: _Optional[_Union[AllReduceSynchronizer.Compressor, str]] = ..., group: _Optional[int] = ..., bytes_per_pack: _Optional[int] = ...) -> None: ...
+    compressor_arguments: str
+    def __init__(self, spec: _Optional[_Union[AllReduceSynchronizer.Spec, str]] = ..., compressor: _Optional[_Union[AllReduceSynchronizer.Compressor, str]] = ..., group: _Optional[int] = ..., bytes_per_pack: _Optional[int] = ..., compressor_arguments: _Optional[str] = ...) -> None: ...

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 from autodist_py.proto.checks import require_member, require_not_negative
+from autodist_py.proto.compressors import compressor_of
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Node, Strategy
-from autodist_py.proto.synchronizers import ALL_REDUCE_SPECS, COMPRESSORS, AllReduceSynchronizer
+from autodist_py.proto.synchronizers import ALL_REDUCE_SPECS, AllReduceSynchronizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,8 @@ class AllReduce:
         chunk_size: variables whose gradients are reduced together. More of them: fewer, larger messages; fewer: the
             reduction starts earlier and overlaps more of back-propagation.
         all_reduce_spec: AUTO (the runtime chooses), NCCL, RING or HOROVOD.
-        compressor: how gradients are coded on the wire; all but NoneCompressor lose precision.
+        compressor: how gradients are coded on the wire, such as "HorovodCompressor", half precision, or
+            "HorovodCompressor(dtype='bfloat16')"; all but NoneCompressor lose precision.
         bytes_per_pack: how large the buffers are in which the gradients of a group are reduced, as back-propagation
             finishes them; a larger gradient is reduced in pieces. 0: the size found best (docs/performance.md).
 
@@ -35,7 +37,7 @@ class AllReduce:
         if isinstance(self.chunk_size, bool) or not isinstance(self.chunk_size, int) or self.chunk_size < 1:
             raise StrategyError(f"chunk_size of AllReduce must be an integer >= 1; got {self.chunk_size!r}")
         require_member(self.all_reduce_spec, ALL_REDUCE_SPECS, "all_reduce_spec of AllReduce", error=StrategyError)
-        require_member(self.compressor, COMPRESSORS, "compressor of AllReduce", error=StrategyError)
+        compressor_of(self.compressor, "compressor of AllReduce")
         require_not_negative(self.bytes_per_pack, "bytes_per_pack of AllReduce", error=StrategyError)
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:

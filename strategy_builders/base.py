@@ -5,14 +5,12 @@ without a module are those of the entry point group `autodist_py.strategy_builde
 here, so that they work uninstalled.
 """
 
-import ast
 import importlib
-import inspect
-import re
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any, Protocol, runtime_checkable
 
+from autodist_py.proto.calls import construct, parse_call
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
@@ -36,9 +34,6 @@ _BUILT_IN: Mapping[str, str] = {
     "ShardedOptimizer": "autodist_py.strategy_builders.partitioned:ShardedOptimizer",
     "UnevenPartitionedPS": "autodist_py.strategy_builders.partitioned:UnevenPartitionedPS",
 }
-
-# Lower-case spellings that a person coming from YAML or a shell writes.
-_CONSTANTS: Mapping[str, object] = {"true": True, "false": False, "none": None}
 
 
 @runtime_checkable
@@ -77,7 +72,7 @@ def resolve_builder(spec: StrategyBuilder | str | None) -> StrategyBuilder:
     if spec is None:
         return resolve_builder(DEFAULT)
     if isinstance(spec, str):
-        name, arguments = _parse(spec)
+        name, arguments = parse_call(spec, "a strategy builder")
         return _construct(_find(name), name, arguments)
     if isinstance(spec, type):
         raise StrategyError(f"a strategy builder is an instance, got the class; write {spec.__name__}()")
@@ -103,34 +98,6 @@ def builder_locations() -> dict[str, str]:
                 f"and {entry_point.value!r}; uninstall one of the packages"
             )
     return dict(sorted(locations.items()))
-
-
-def _parse(spec: str) -> tuple[str, dict[str, object]]:
-    """The name and the keyword arguments of `Name`, `module:Name`, or either with `(key=value, ...)`."""
-    match = re.fullmatch(r"\s*([\w.]+(?::\w+)?)\s*(?:\((.*)\))?\s*", spec, re.DOTALL)
-    if match is None:
-        raise StrategyError(f"a strategy builder is written Name, Name(key=value, ...) or module:Name; got {spec!r}")
-    name, arguments = match.groups(default="")
-    try:
-        call = ast.parse(f"_({arguments})", mode="eval").body
-    except SyntaxError as error:
-        raise StrategyError(f"the arguments of a strategy builder are written key=value, ...; got {spec!r}") from error
-    if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
-        raise StrategyError(f"the arguments of a strategy builder are named; write key=value; got {spec!r}")
-    return name, {str(keyword.arg): _literal(keyword, spec) for keyword in call.keywords}
-
-
-def _literal(keyword: ast.keyword, spec: str) -> object:
-    value = keyword.value
-    if isinstance(value, ast.Name) and value.id in _CONSTANTS:
-        return _CONSTANTS[value.id]
-    try:
-        return ast.literal_eval(value)
-    except ValueError as error:
-        raise StrategyError(
-            f"the argument {keyword.arg} of a strategy builder is a literal, a text in quotes; "
-            f"got {ast.unparse(value)} in {spec!r}"
-        ) from error
 
 
 def _find(name: str) -> Any:
@@ -159,16 +126,7 @@ def _import(location: str) -> Any:
 
 
 def _construct(factory: Any, name: str, arguments: Mapping[str, object]) -> StrategyBuilder:
-    parameters = inspect.signature(factory).parameters
-    accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    unknown = [] if accepts_any else [argument for argument in arguments if argument not in parameters]
-    if unknown:
-        listed = ", ".join(map(str, parameters.values())) or "none"
-        raise StrategyError(f"strategy builder {name} has no parameter {unknown[0]!r}; its parameters: {listed}")
-    try:
-        builder = factory(**arguments)
-    except TypeError as error:
-        raise StrategyError(f"strategy builder {name} does not accept {dict(arguments)}: {error}") from error
+    builder = construct(factory, name, arguments, "strategy builder")
     if not isinstance(builder, StrategyBuilder):
         raise StrategyError(f"{name} is no strategy builder: it has no method build(item, resources)")
     return builder

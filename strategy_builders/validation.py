@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from autodist_py.proto.compressors import PowerSGDCompressor, compressor_of
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
@@ -72,7 +73,8 @@ def _check_partitioner(node: Node, shape: tuple[int, ...]) -> None:
 
 
 def _check_compressor(node: Node, is_sparse: bool) -> None:
-    if is_sparse and any(one.compressor == "PowerSGDCompressor" for one in node.every_synchronizer):
+    compressors = [compressor_of(one.compressor, "compressor") for one in node.every_synchronizer]
+    if is_sparse and any(isinstance(one, PowerSGDCompressor) for one in compressors):
         raise StrategyError(
             f"variable {node.var_name!r} has a sparse gradient, which PowerSGDCompressor cannot compress; "
             f"use HorovodCompressor or NoneCompressor for it"

@@ -49,6 +49,13 @@ def test_one_ring_over_all_replicas_passes_workers_as_often_as_its_members() -> 
     assert traffic == dict.fromkeys([Link(0, 1), Link(1, 0)], Traffic(2 * 5 / 6 * DENSE))
 
 
+def test_what_is_compressed_sends_less() -> None:
+    plan = plan_of(AllReduce(compressor="HorovodCompressor"), 2, 2)
+    ring = [Link(0, 1), Link(1, 0)]
+    assert plan.traffic("dense") == dict.fromkeys(ring, Traffic(DENSE / 2))
+    assert plan.traffic("table") == dict.fromkeys(ring, Traffic(per_use=ROW / 4 + INDEX))
+
+
 @pytest.mark.parametrize("is_whole", [False, True])
 def test_a_server_is_sent_gradients_and_sends_values(is_whole: bool) -> None:
     plan = plan_of(PS(local_proxy_variable=is_whole), 3)

@@ -77,13 +77,6 @@ class Collectives:
         self._launched(total)
         return total
 
-    def sum_over_replicas(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sum over all replicas, local ones first; on every local replica's device."""
-        local = self.place.local_replicas
-        with tf.device(local[0].device):
-            total = self.sum_over_workers(tf.add_n(list(values)) if len(values) > 1 else values[0])
-        return _on_each(total, [replica.device for replica in local])
-
     def ring_over_replicas(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sum over all replicas, each of which is a member of one ring."""
         group = Group(self.place.num_replicas, REPLICAS_GROUP, self._take_keys(), self._hint)
@@ -121,10 +114,19 @@ class Collectives:
         return value if self.num_workers == 1 else self._gather(value, self._take_keys())
 
     def _gather(self, value: tf.Tensor, key: int | tf.Tensor) -> tf.Tensor:
-        # Reductions carry bfloat16, gathers do not.
-        carried = tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value
+        is_paired = value.dtype == tf.bfloat16 and value.shape.rank > 1 and (value.shape[-1] or 1) % 2 == 0
+        if value.dtype != tf.bfloat16:
+            carried = value
+        elif is_paired:  # Reductions carry bfloat16, gathers do not: two of them travel as the bits of one float32.
+            pairs = tf.concat([tf.shape(value)[:-1], [value.shape[-1] // 2, 2]], axis=0)
+            carried = tf.bitcast(tf.reshape(value, pairs), tf.float32)
+        else:
+            carried = tf.cast(value, tf.float32)
         everyone = all_gather(carried, self._workers_group(key))
         self._launched(everyone)
+        if is_paired:
+            shape = tf.concat([tf.shape(everyone)[:-1], [value.shape[-1]]], axis=0)
+            return tf.reshape(tf.bitcast(everyone, tf.bfloat16), shape)
         return tf.cast(everyone, value.dtype)
 
     def _workers_group(self, key: int | tf.Tensor) -> Group:
@@ -137,7 +139,8 @@ def _pad_rows(value: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     return tf.pad(value, tf.pad(below, [[0, value.shape.rank - 1], [0, 0]]))
 
 
-def _on_each(value: tf.Tensor, devices: Sequence[str]) -> list[tf.Tensor]:
+def on_each(value: tf.Tensor, devices: Sequence[str]) -> list[tf.Tensor]:
+    """The value, which is on the first of the devices, on each of them."""
     copies = [value]
     for device in devices[1:]:
         with tf.device(device):

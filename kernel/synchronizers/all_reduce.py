@@ -7,12 +7,13 @@ order; of several lookups in one table, the same rows grouped by replica. A work
 it sends them where that makes no difference to the update.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
 
-from autodist_py.kernel.cross_device_ops.collective import REDUCIBLE, Collectives
+from autodist_py.kernel.compressors.coding import coding_of
+from autodist_py.kernel.cross_device_ops.collective import REDUCIBLE, Collectives, on_each
 from autodist_py.kernel.fragment import Fragment, trace
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import KERNEL_SCOPE, op_of
@@ -118,11 +119,10 @@ def _check(synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DT
             f"variable '{gradient.variable}': all_reduce_spec '{synchronizer.spec}' cannot run on CPU devices; "
             "use AUTO or RING"
         )
-    if synchronizer.compressor != "NoneCompressor":
-        raise StrategyError(
-            f"variable '{gradient.variable}': compressor '{synchronizer.compressor}' is not available yet; "
-            "use NoneCompressor"
-        )
+    try:
+        coding_of(synchronizer.compressor, dtype)
+    except StrategyError as error:
+        raise StrategyError(f"variable '{gradient.variable}': {error}") from None
     if dtype not in REDUCIBLE:
         raise StrategyError(
             f"variable '{gradient.variable}' is of type {dtype.name}, which collectives do not carry; "
@@ -145,7 +145,7 @@ def combine(program: Program, group: Group, view: GraphView, collectives: Collec
         with tf.device(program.place.host):
             weights = replica_weights(program, batch, group.reduction)
         if group.is_sparse:
-            return [_reduce_sparse(program, group.gradients[0], gradients[0], weights, collectives)]
+            return [_reduce_sparse(program, group, gradients[0], weights, collectives)]
         dense = [[tensors[0] for tensors in copies] for copies in gradients]
         return _reduce_dense(program, group, dense, weights, collectives)
 
@@ -164,21 +164,56 @@ def _reduce_dense(
     for position, replica in enumerate(replicas):
         with tf.device(replica.device):
             buffers.append(weighted(_pack([copies[position] for copies in gradients]), weights[position]))
-    is_ring = group.synchronizer.spec in _ONE_RING
-    sum_over_replicas = collectives.ring_over_replicas if is_ring else collectives.sum_over_replicas
-    travels = is_ring or collectives.num_workers > 1
-    sizes = piece_sizes(buffers[0], _pack_bytes(group.synchronizer)) if travels else [buffers[0].shape.num_elements()]
-    pieces = []
-    for replica, buffer in zip(replicas, buffers, strict=True):
-        with tf.device(replica.device):
-            pieces.append(_cut(buffer, sizes))
-    combined = [sum_over_replicas(piece) for piece in zip(*pieces, strict=True)]
+    reduced = _reduce_buffers(group.synchronizer, buffers, collectives)
     shapes = [tuple(copies[0].shape) for copies in gradients]
     unpacked = []
-    for replica, parts in zip(replicas, zip(*combined, strict=True), strict=True):
+    for replica, buffer in zip(replicas, reduced, strict=True):
         with tf.device(replica.device):
-            unpacked.append(_unpack(_join(parts, buffers[0].shape), shapes))
+            unpacked.append(_unpack(buffer, shapes))
     return [[[tensor] for tensor in copies] for copies in zip(*unpacked, strict=True)]
+
+
+def _reduce_buffers(
+    synchronizer: AllReduceSynchronizer, buffers: Sequence[tf.Tensor], collectives: Collectives
+) -> list[tf.Tensor]:
+    """The sum of all replicas' buffers, compressed where it travels, on each local replica's device."""
+    devices = [replica.device for replica in collectives.place.local_replicas]
+    if synchronizer.spec in _ONE_RING:
+        return _in_pieces(
+            synchronizer, buffers, devices, collectives.place.num_replicas, collectives.ring_over_replicas
+        )
+
+    def over_workers(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        with tf.device(devices[0]):
+            return [collectives.sum_over_workers(values[0])]
+
+    with tf.device(devices[0]):
+        total = tf.add_n(list(buffers)) if len(buffers) > 1 else buffers[0]
+    if collectives.num_workers > 1:
+        (total,) = _in_pieces(synchronizer, [total], devices[:1], collectives.num_workers, over_workers)
+    return on_each(total, devices)
+
+
+def _in_pieces(
+    synchronizer: AllReduceSynchronizer,
+    members: Sequence[tf.Tensor],
+    devices: Sequence[str],
+    terms: int,
+    reduce: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
+) -> list[tf.Tensor]:
+    """What `reduce` makes of the members, of which there are `terms` in the cluster, compressed, piece by piece."""
+    coding = coding_of(synchronizer.compressor, members[0].dtype)
+    pieces = []
+    for member, device in zip(members, devices, strict=True):
+        with tf.device(device):
+            compressed = coding.compress(member, terms)
+            pieces.append(_cut(compressed, piece_sizes(compressed, _pack_bytes(synchronizer))))
+    combined = [reduce(piece) for piece in zip(*pieces, strict=True)]
+    results = []
+    for member, device, parts in zip(members, devices, zip(*combined, strict=True), strict=True):
+        with tf.device(device):
+            results.append(coding.decompress(_join(parts, member.shape), member.dtype))
+    return results
 
 
 def _pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -217,12 +252,13 @@ def _join(parts: Sequence[tf.Tensor], shape: tf.TensorShape) -> tf.Tensor:
 
 def _reduce_sparse(
     program: Program,
-    gradient: Gradient,
+    group: Group,
     gradients: Sequence[Sequence[tf.Tensor]],
     weights: Sequence[tf.Tensor],
     collectives: Collectives,
 ) -> list[list[tf.Tensor]]:
     replicas = program.place.local_replicas
+    coding = coding_of(group.synchronizer.compressor, group.dtype)
     parts = []
     for replica, (indices, values, _), weight in zip(replicas, gradients, weights, strict=True):
         with tf.device(replica.device):
@@ -230,13 +266,15 @@ def _reduce_sparse(
     with tf.device(replicas[0].device):
         indices, values = (tf.concat(rows, axis=0) if len(rows) > 1 else rows[0] for rows in zip(*parts, strict=True))
         travels = collectives.num_workers > 1
-        if program.options.sum_duplicates or (travels and adds_rows_up(program, gradient)):
+        if program.options.sum_duplicates or (travels and adds_rows_up(program, group.gradients[0])):
             indices, values = sum_duplicates(indices, values)
-        indices, values = collectives.gather_rows([indices, values])
+        if travels:
+            indices, coded = collectives.gather_rows([indices, coding.compress(values, 1)])
+            values = coding.decompress(coded, values.dtype)
         if program.options.sum_duplicates and travels:
             indices, values = sum_duplicates(indices, values)
     combined = []
-    shape = program.item.variable(gradient.variable).shape  # A branch that was not taken has no other.
+    shape = program.item.variable(group.gradients[0].variable).shape  # A branch that was not taken has no other.
     for replica, (_, _, dense_shape) in zip(replicas, gradients, strict=True):
         with tf.device(replica.device):
             combined.append([tf.identity(indices), tf.identity(values), tf.constant(shape, dense_shape.dtype)])

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autodist_py.proto import strategy_pb2 as pb
+from autodist_py.proto.compressors import COMPRESSORS
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.strategy import Node, Strategy
-from autodist_py.proto.synchronizers import ALL_REDUCE_SPECS, COMPRESSORS, AllReduceSynchronizer, PSSynchronizer
+from autodist_py.proto.synchronizers import ALL_REDUCE_SPECS, AllReduceSynchronizer, PSSynchronizer
 
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 numbers = st.integers(0, 2**31 - 1)
-synchronizers = st.builds(
-    AllReduceSynchronizer, st.sampled_from(ALL_REDUCE_SPECS), st.sampled_from(COMPRESSORS), numbers
-) | st.builds(
-    PSSynchronizer, names, st.booleans(), st.booleans(), numbers, numbers, st.sampled_from(COMPRESSORS), numbers
+compressors = st.sampled_from([*COMPRESSORS, "HorovodCompressor(dtype='bfloat16')"])
+synchronizers = st.builds(AllReduceSynchronizer, st.sampled_from(ALL_REDUCE_SPECS), compressors, numbers) | st.builds(
+    PSSynchronizer, names, st.booleans(), st.booleans(), numbers, numbers, compressors, numbers
 )
 
 

@@ -1,0 +1,1 @@
+"""How gradients are coded on the wire: no variable, no strategy, only tensors."""

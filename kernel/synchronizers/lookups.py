@@ -13,6 +13,8 @@ from autodist_py.proto.graph_item import Gradient
 _READ = "ReadVariableOp"
 SHAPES = frozenset({"Shape", "VariableShape"})
 """Op types that read what every copy knows."""
+_IDS = frozenset({tf.int32.as_datatype_enum, tf.int64.as_datatype_enum})
+"""The types by which a variable itself can be looked up in; what is read of it, by others too."""
 _SCALED = frozenset({"Identity", "Mul", "Neg", "RealDiv"})
 _SCATTERS = frozenset({"ResourceScatterAdd", "ResourceScatterSub"})
 
@@ -66,8 +68,8 @@ def _lookups(view: GraphView, handle: str, user: str) -> list[Lookup] | None:
             continue
         if reader.op != "GatherV2" or op_of(reader.input[0]) != user or has_batch_dims(reader):
             return None
-        axis = view.constant(reader.input[2])
-        if axis is None or axis != 0 or op_of(reader.input[1]) == user:
+        axis, ids = view.constant(reader.input[2]), reader.attr["Tindices"].type
+        if axis is None or axis != 0 or op_of(reader.input[1]) == user or ids not in _IDS:
             return None
         found.append(Lookup(handle, consumer))
     return found

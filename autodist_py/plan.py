@@ -77,8 +77,7 @@ class Plan:
 
         Collectives are rings (each of n workers sends 2 (n - 1) / n of the bytes; of rows that are gathered, those of
         n - 1 workers). A server is sent gradients, and sends values; of a table that is not brought whole, the rows
-        that are asked for by their indices, each once. Gradients of rows are counted as if none were added up, and all
-        as if they travelled in the variable's type.
+        that are asked for by their indices, each once. Gradients of rows are counted as if none were added up.
         """
         found: dict[Link, Traffic] = defaultdict(Traffic)
         variable, is_sparse = self.item.variable(name), name in self._sparse
@@ -115,7 +114,7 @@ class Plan:
             return
         idle = {node.address for node in self.resources.workers} - set(map(_address, self.strategy.replicas))
         members = len(self.strategy.replicas) + len(idle) if synchronizer.spec == "RING" else workers
-        part = _carried(variable, synchronizer)
+        part = _carried(variable, is_sparse, synchronizer)
         traffic = Traffic(2 * (members - 1) / members * variable.nbytes * part)
         if is_sparse:
             traffic = Traffic(per_use=(workers - 1) * (_row_bytes(variable) * part + _INDEX_BYTES))
@@ -154,7 +153,7 @@ class Plan:
         if any(traffic.per_use for traffic in links.values()):
             parts.append(
                 "a use: for each time that a worker's batch uses a row of a table; a row: for each such row, once. "
-                "Where an update adds rows up by itself, as SGD's does, a server is sent the gradient of each row once."
+                "Where an update adds rows up by itself, as SGD's does, the gradient of each row is sent once."
             )
         parts += [self.strategy.given_up, *(f"warning: {one}" for one in inexact(self.item))]
         return "\n\n".join(parts)
@@ -180,10 +179,14 @@ def _address(device: str) -> str:
     return device.rsplit(":", 2)[0]
 
 
-def _carried(variable: Variable, synchronizer: AllReduceSynchronizer) -> float:
+def _carried(variable: Variable, is_sparse: bool, synchronizer: AllReduceSynchronizer) -> float:
     """How many bytes travel of each one of the variable's gradient."""
-    is_half = isinstance(compressor_of(synchronizer.compressor, "compressor"), HorovodCompressor)
-    return min(1.0, _HALF_BYTES / ITEM_SIZES[variable.dtype]) if is_half else 1.0
+    compressor, item = compressor_of(synchronizer.compressor, "compressor"), ITEM_SIZES[variable.dtype]
+    if not isinstance(compressor, HorovodCompressor) or item <= _HALF_BYTES:
+        return 1.0
+    width = variable.shape[-1] if len(variable.shape) > 1 else 1
+    is_padded = is_sparse and compressor.dtype == "bfloat16" and width % 2 == 1  # Two are carried as one number.
+    return _HALF_BYTES / item * ((width + 1) / width if is_padded else 1.0)
 
 
 def _row_bytes(variable: Variable) -> float:

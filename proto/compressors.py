@@ -5,7 +5,7 @@ What they do is the kernel's (`kernel/compressors/`). A synchronizer has a compr
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from autodist_py.proto.calls import construct, parse_call
 from autodist_py.proto.checks import require_member
@@ -23,9 +23,12 @@ class NoneCompressor:
 class HorovodCompressor:
     """Gradients are rounded to half precision, travel and are summed so: half of the bytes of float32.
 
+    What has no more bytes already travels as it is.
+
     Attributes:
-        dtype: "float16", of 11 bits of precision, from 6e-8 to 65,504, beyond which what is finite is taken for that;
-            or "bfloat16", of 8 bits, and the range of float32.
+        dtype: "float16", of 11 bits of precision, from 6e-8 to 65,504; or "bfloat16", of 8 bits, and the range of
+            float32. So that no sum of what n members send is infinite, what one sends ends at an nth of that range:
+            a larger finite number is taken for that. (Where gradients are averaged each sends an nth of its own.)
 
     Raises:
         StrategyError: there is no such type.
@@ -52,6 +55,16 @@ Compressor = NoneCompressor | HorovodCompressor | HorovodCompressorEF | PowerSGD
 COMPRESSORS: Mapping[str, type[Compressor]] = {
     kind.__name__: kind for kind in (NoneCompressor, HorovodCompressor, HorovodCompressorEF, PowerSGDCompressor)
 }
+
+
+def canonical(compressor: Compressor) -> str:
+    """The one text that stands for the compressor: its name, and the parameters that differ from their defaults."""
+    given = [
+        f"{one.name}={getattr(compressor, one.name)!r}"
+        for one in fields(compressor)
+        if getattr(compressor, one.name) != one.default
+    ]
+    return f"{type(compressor).__name__}({', '.join(given)})" if given else type(compressor).__name__
 
 
 def compressor_of(text: str, what: str) -> Compressor:

@@ -307,7 +307,7 @@ def _rows(node: Node, label: str) -> Iterator[tuple[object, ...]]:
 
 
 _COMPRESSION_LOSS: Mapping[type[Compressor], str] = {
-    HorovodCompressor: "gradients are rounded to half precision",
+    HorovodCompressor: "gradients are rounded to half precision, and cut off at an nth of its range on n workers",
     HorovodCompressorEF: "gradients are rounded to half precision, and the error is added to the next step's",
     PowerSGDCompressor: "gradients are approximated at low rank, and the error is added to the next step's",
 }

@@ -6,7 +6,7 @@ from typing import Any
 from autodist_py.proto import synchronizers_pb2 as pb
 from autodist_py.proto.calls import split_call
 from autodist_py.proto.checks import require_member, require_not_negative
-from autodist_py.proto.compressors import compressor_of
+from autodist_py.proto.compressors import canonical, compressor_of
 from autodist_py.proto.errors import StrategyError
 
 _COMPRESSOR_ENUM = pb.AllReduceSynchronizer.Compressor
@@ -29,7 +29,8 @@ class AllReduceSynchronizer:
 
     def __post_init__(self) -> None:
         require_member(self.spec, ALL_REDUCE_SPECS, "spec of an AllReduce synchronizer", error=StrategyError)
-        compressor_of(self.compressor, "compressor of an AllReduce synchronizer")
+        compressor = compressor_of(self.compressor, "compressor of an AllReduce synchronizer")
+        object.__setattr__(self, "compressor", canonical(compressor))  # Equal ones are written alike.
         for name in ("group", "bytes_per_pack"):
             require_not_negative(getattr(self, name), f"{name} of an AllReduce synchronizer", error=StrategyError)
 
@@ -97,7 +98,8 @@ class PSSynchronizer:
     def __post_init__(self) -> None:
         if not self.reduction_destination:
             raise StrategyError("a PS synchronizer needs a reduction_destination, such as '10.0.0.1:CPU:0'; got ''")
-        compressor_of(self.compressor, "compressor of a PS synchronizer")
+        compressor = compressor_of(self.compressor, "compressor of a PS synchronizer")
+        object.__setattr__(self, "compressor", canonical(compressor))  # Equal ones are written alike.
         for name in ("staleness", "replicas_to_aggregate", "group"):
             require_not_negative(getattr(self, name), f"{name} of a PS synchronizer", error=StrategyError)
 

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,14 @@ def test_what_is_compressed_sends_less() -> None:
     ring = [Link(0, 1), Link(1, 0)]
     assert plan.traffic("dense") == dict.fromkeys(ring, Traffic(DENSE / 2))
     assert plan.traffic("table") == dict.fromkeys(ring, Traffic(per_use=ROW / 4 + INDEX))
+
+
+def test_an_odd_row_of_bfloat16_travels_with_one_number_more() -> None:
+    item = replace(ITEM, variables=(ITEM.variables[0], Variable("table", "float64", (50, 3))))
+    resources = local_resource_spec(2)
+    builder = AllReduce(compressor="HorovodCompressor(dtype='bfloat16')")
+    plan = Plan(item, resources, build_strategy(builder, item, resources))
+    assert plan.traffic("table")[Link(0, 1)].per_use == pytest.approx(4 * 2 + INDEX)
 
 
 @pytest.mark.parametrize("is_whole", [False, True])

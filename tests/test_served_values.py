@@ -201,7 +201,8 @@ def remembered(builder: StrategyBuilder, together: bool) -> dict[str, int]:
         model.compile(keras.optimizers.Adam(0.05), "mse")
         model.fit(X, np.zeros((len(X), 7)), batch_size=8, verbose=0, epochs=2, shuffle=False)
         state = [one.value for one in model.optimizer.variables if len(one.shape)]
-        shards = autodist._compiler.served.homes.shards()
+        known = autodist._compiler.served.homes._sharded.items()
+        shards = [shard for _, sharded in known for shard in sharded.own.values()]
         weights = {weight.path for weight in model.trainable_variables}
         ours = [one for one in shards if one.name.rpartition("/part_")[0] not in weights]
         held = {"user": held_bytes(state), "shards": held_bytes(ours)}

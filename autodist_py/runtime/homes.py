@@ -54,10 +54,6 @@ class Homes:
         """That of the server where the variable lives, if it lives whole on one."""
         return self._whole[variable].rank if variable in self._whole else None
 
-    def shards(self) -> list[tf.Variable]:
-        """Those that this worker has."""
-        return [shard for _, sharded in self._sharded.items() for shard in sharded.own.values()]
-
     def put(self, name: str, variable: tf.Variable, rank: int, why: str) -> None:
         """From now on the variable lives on the server of that rank, whole; `why`, if it was to be cut.
 

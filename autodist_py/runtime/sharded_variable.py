@@ -94,7 +94,7 @@ class ShardedVariable:
             parts = self._parts(peek(variable))
         # Where workers step together the shards are still what the variable was brought from.
         before = [peek(shard) if self._is_together else self._joined[at] for at, shard in self.own.items()]
-        self._joined = parts
+        self._joined = [] if self._is_together else parts
         found = zip(self.own.items(), before, strict=True)
         return [(shard, parts[at]) for (at, shard), was in found if not _is_same(was, parts[at])]
 

@@ -17,10 +17,12 @@ class Coding:
     """A compressor, for what is summed as it travels.
 
     Attributes:
+        dtype: of what travels.
         compress: what travels instead of a tensor, given how many such are summed.
         decompress: what the sum of those stands for, of the type that is given.
     """
 
+    dtype: tf.DType
     compress: Callable[[tf.Tensor, int], tf.Tensor]
     decompress: Callable[[tf.Tensor, tf.DType], tf.Tensor]
 
@@ -31,14 +33,17 @@ def coding_of(compressor: str, dtype: tf.DType) -> Coding:
     Raises:
         StrategyError: this version does not have it, or it cannot code such tensors.
     """
+    plain = Coding(dtype, lambda value, terms: value, lambda value, dtype: value)
     match compressor_of(compressor, "compressor"):
         case NoneCompressor():
-            return Coding(lambda value, terms: value, lambda value, dtype: value)
+            return plain
         case HorovodCompressor(dtype=name):
             if not dtype.is_floating:
                 raise StrategyError(f"{compressor} rounds floats, and cannot code {dtype.name}; use NoneCompressor")
             half = tf.as_dtype(name)
-            return Coding(lambda value, terms: _rounded(value, half, terms), tf.cast)
+            if dtype.size <= half.size:
+                return plain
+            return Coding(half, lambda value, terms: _rounded(value, half, terms), tf.cast)
     raise StrategyError(f"compressor '{compressor}' is not available yet; use HorovodCompressor or NoneCompressor")
 
 

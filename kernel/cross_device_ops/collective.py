@@ -114,20 +114,12 @@ class Collectives:
         return value if self.num_workers == 1 else self._gather(value, self._take_keys())
 
     def _gather(self, value: tf.Tensor, key: int | tf.Tensor) -> tf.Tensor:
-        is_paired = value.dtype == tf.bfloat16 and value.shape.rank > 1 and (value.shape[-1] or 1) % 2 == 0
-        if value.dtype != tf.bfloat16:
-            carried = value
-        elif is_paired:  # Reductions carry bfloat16, gathers do not: two of them travel as the bits of one float32.
-            pairs = tf.concat([tf.shape(value)[:-1], [value.shape[-1] // 2, 2]], axis=0)
-            carried = tf.bitcast(tf.reshape(value, pairs), tf.float32)
-        else:
-            carried = tf.cast(value, tf.float32)
-        everyone = all_gather(carried, self._workers_group(key))
+        if value.dtype == tf.bfloat16:  # Reductions carry it, gathers do not.
+            pairs, width = _paired(value)
+            return _unpaired(self._gather(pairs, key), width)
+        everyone = all_gather(value, self._workers_group(key))
         self._launched(everyone)
-        if is_paired:
-            shape = tf.concat([tf.shape(everyone)[:-1], [value.shape[-1]]], axis=0)
-            return tf.reshape(tf.bitcast(everyone, tf.bfloat16), shape)
-        return tf.cast(everyone, value.dtype)
+        return everyone
 
     def _workers_group(self, key: int | tf.Tensor) -> Group:
         return Group(self.num_workers, WORKERS_GROUP, key, self._hint)
@@ -137,6 +129,21 @@ def _pad_rows(value: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     missing = tf.reshape(rows - tf.shape(value, out_type=tf.int64)[0], [1, 1])
     below = tf.concat([tf.zeros([1, 1], tf.int64), missing], axis=1)
     return tf.pad(value, tf.pad(below, [[0, value.shape.rank - 1], [0, 0]]))
+
+
+def _paired(value: tf.Tensor) -> tuple[tf.Tensor, int | None]:
+    """Rows of bfloat16, two numbers as the bits of one float32, and how wide they are; None: they are numbers."""
+    width = value.shape[-1] if value.shape.rank > 1 else None
+    rows = value if width is not None else tf.expand_dims(value, -1)
+    elements = rows.shape[-1]
+    padded = tf.pad(rows, [*([[0, 0]] * (rows.shape.rank - 1)), [0, elements % 2]])
+    pairs = tf.concat([tf.shape(rows)[:-1], [(elements + 1) // 2, 2]], axis=0)
+    return tf.bitcast(tf.reshape(padded, pairs), tf.float32), width
+
+
+def _unpaired(pairs: tf.Tensor, width: int | None) -> tf.Tensor:
+    rows = tf.reshape(tf.bitcast(pairs, tf.bfloat16), tf.concat([tf.shape(pairs)[:-1], [-1]], axis=0))
+    return tf.squeeze(rows[..., :1], -1) if width is None else rows[..., :width]
 
 
 def on_each(value: tf.Tensor, devices: Sequence[str]) -> list[tf.Tensor]:

@@ -77,6 +77,7 @@ _ELEMENT_WISE = frozenset(
     }
 )
 _PASSES_ON = frozenset({"Identity", "Cast"})
+_AXIS_MASKS = ("new_axis_mask", "ellipsis_mask")
 
 REDUCTIONS: dict[str, Callable[[Sequence[tf.Tensor]], tf.Tensor]] = {
     "All": lambda parts: tf.reduce_all(tf.stack(parts), axis=0),
@@ -246,7 +247,7 @@ class Rules:
         match node.op, kinds:
             case "Shape" | "Size", (Kind.DENSE | Kind.ROWS | Kind.INDICES,):
                 return Rule((Kind.SIZES,))
-            case "StridedSlice", (Kind.SIZES, None, None, None) if operands[1].constant == 0:
+            case "StridedSlice", (Kind.SIZES, None, None, None) if _begins_with_the_first(node, operands):
                 return Rule((Kind.SIZES,))
             case "Unique", (Kind.INDICES,):
                 return Rule((Kind.INDICES, Kind.POSITIONS))
@@ -302,3 +303,11 @@ class Rules:
         if self.axis == 0:
             return indices.kind is Kind.INDICES and (rows.kind is Kind.ROWS or self._is_number(rows))
         return indices.kind in (Kind.INDICES, None) and indices.shape.rank == 1 and rows.kind is Kind.DENSE
+
+
+def _begins_with_the_first(node: tf.compat.v1.NodeDef, operands: Sequence[Operand]) -> bool:
+    """Whether the first element of what is sliced is that of the slice, and others follow it in their order."""
+    begin, strides = operands[1].constant, operands[3].constant
+    if begin is None or strides is None or any(node.attr[mask].i for mask in _AXIS_MASKS if mask in node.attr):
+        return False
+    return begin.tolist() == [0] and strides.tolist() == [1]

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import networkx as nx
 import tensorflow as tf
 
 from autodist_py.kernel.analysis import analyse
@@ -11,10 +12,9 @@ from autodist_py.kernel.editor import Editor
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import op_of
 from autodist_py.kernel.program import Program
-from autodist_py.kernel.synchronizers.lookups import Lookup, lookups_of
+from autodist_py.kernel.synchronizers.lookups import Lookup, is_written_by_rows, lookups_of
 from autodist_py.proto.graph_item import Variable
 
-_READ = "ReadVariableOp"
 _LOOKS_UP_IN_A_COPY = "GatherV2"
 
 
@@ -22,12 +22,12 @@ _LOOKS_UP_IN_A_COPY = "GatherV2"
 class LookUp:
     """Rows of a variable are looked up in the variable itself, not in a copy of it.
 
-    TensorFlow has a variable copied by whoever reads it, once rows of it were written: a step of Keras's Embedding,
+    A variable whose rows are written is copied for whoever reads all of it: a step of SGD through Keras's Embedding,
     which reads the whole table and gathers rows of what it has read, copies all of it.
 
     Requires: the captured graph.
-    Ensures: where nothing but gathers along the first axis uses the values of a variable that the step reads, before
-        all that writes it, those are `ResourceGather` ops of the same names, which all that writes it waits for.
+    Ensures: where a step writes rows of a variable, and before that does nothing with its value but gather rows along
+        the first axis, those gathers are `ResourceGather` ops of the same names, which all that writes it waits for.
     """
 
     name: ClassVar[str] = "look-up"
@@ -36,23 +36,31 @@ class LookUp:
         view, item = program.analysis.captured, program.item
         editor = Editor(view)
         in_graph = [variable for variable in item.variables if variable.name in program.analysis.writes]
-        found = [variable for variable in in_graph if _look_up(program, editor, variable)]
+        by_rows = [variable for variable in in_graph if is_written_by_rows(program, variable.name)]
+        if not by_rows:
+            return program
+        graph = nx.DiGraph(view.digraph)
+        found = [variable for variable in by_rows if _look_up(program, editor, graph, variable)]
         if not found:
             return program
-        graph = editor.graph([*item.run_ops, *(op for one in found for op in program.analysis.writes[one.name])])
-        rewritten = replace(item, graph_def=graph.graph_def().SerializeToString(deterministic=True))
+        edited = editor.graph([*item.run_ops, *(op for one in found for op in program.analysis.writes[one.name])])
+        rewritten = replace(item, graph_def=edited.graph_def().SerializeToString(deterministic=True))
         analysis = analyse(rewritten, batch=program.options.batch)
         return replace(program, item=rewritten, analysis=analysis, graph=analysis.captured)
 
 
-def _look_up(program: Program, editor: Editor, variable: Variable) -> bool:
-    """Whether anything was changed for the variable."""
+def _look_up(program: Program, editor: Editor, graph: "nx.DiGraph[str]", variable: Variable) -> bool:
+    """Whether anything was changed for the variable; `graph` is of the ops, with the edges that this adds."""
     view, writers = program.analysis.captured, program.analysis.writes[variable.name]
     lookups = [
         lookup
         for lookup in lookups_of(program, variable.name, writers)
         if view.nodes[lookup.op].op == _LOOKS_UP_IN_A_COPY
     ]
+    waits = [(lookup.op, writer) for lookup in lookups for writer in writers]
+    if any(nx.has_path(graph, writer, op) for op, writer in waits):
+        return False  # It would wait for itself, through what another variable's writers wait for.
+    graph.add_edges_from(waits)
     for lookup in lookups:
         editor.put(_gather(view, variable, lookup))
         for writer in writers:

@@ -9,9 +9,9 @@ from autodist_py.kernel.fragment import Fragment, TensorSpec, trace
 from autodist_py.kernel.names import KERNEL_SCOPE, on_replica
 from autodist_py.kernel.parcel import Parcel
 from autodist_py.kernel.program import Channel, Program, ServerFunction, ServerProgram
-from autodist_py.kernel.serving.common import type_of, with_variables
+from autodist_py.kernel.serving.common import read_of, type_of, with_variables
 from autodist_py.kernel.serving.messages import Traded, trade
-from autodist_py.kernel.synchronizers.lookups import by_table
+from autodist_py.kernel.synchronizers.lookups import by_table, is_written_by_rows
 from autodist_py.kernel.synchronizers.parameter_server import Exchange, Service
 
 
@@ -82,17 +82,25 @@ def lookup_program(program: Program, exchange: Exchange, channel: Channel) -> Se
         TensorSpec(f"{scope}/message_{position}", dtype) for position, dtype in enumerate(channel.sent.types)
     )
     kept = tuple(TensorSpec(f"{scope}/ids_{position}", tf.int64, (None,)) for position in range(len(tables)))
-    reads = [
-        _rows_of(program, handle, f"{scope}/{handle}", ids.name, device)
-        for handle, ids in zip(tables, kept, strict=True)
-    ]
-    rows = [
-        TensorSpec(read.name, spec.dtype, spec.shape)
-        for read, spec in zip(reads, (_rows(program, handle) for handle in tables), strict=True)
-    ]
+    reads: list[tf.compat.v1.NodeDef] = []
+    sources: list[TensorSpec] = []
+    for handle, ids in zip(tables, kept, strict=True):
+        variable, name = program.item.variable(handle), f"{scope}/{handle}"
+        if is_written_by_rows(program, handle):
+            reads.append(_rows_of(program, handle, name, ids.name, device))
+            sources.append(TensorSpec(name, tf.as_dtype(variable.dtype), (None, *variable.shape[1:])))
+        else:
+            reads.append(read_of(program, handle, name, device, waits=[]))
+            sources.append(TensorSpec(name, tf.as_dtype(variable.dtype), variable.shape))
+    by_rows = [is_written_by_rows(program, handle) for handle in tables]
+
+    def answered(sources: Sequence[tf.Tensor], ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        each = zip(sources, ids, by_rows, strict=True)
+        return channel.answered.pack([source if is_rows else tf.gather(source, of) for source, of, is_rows in each])
+
     with tf.device(program.place.host):
         received = trace(channel.sent.unpack, [list(message)], scope=f"{scope}/received")
-        answer = trace(channel.answered.pack, [rows], scope=f"{scope}/answer")
+        answer = trace(answered, [sources, list(kept)], scope=f"{scope}/answer")
     return ServerProgram(
         channel=channel,
         update=ServerFunction(with_variables(program, received.nodes), takes=message, gives=tuple(received.outputs)),
@@ -107,10 +115,7 @@ def lookup_program(program: Program, exchange: Exchange, channel: Channel) -> Se
 
 
 def _rows_of(program: Program, handle: str, name: str, ids: str, device: str) -> tf.compat.v1.NodeDef:
-    """An op that looks up rows in the first replica's variable, of which a read would be a copy of all.
-
-    So it is once rows of it were written: from then on TensorFlow has the variable copied by whoever reads it.
-    """
+    """An op that looks up rows in the first replica's variable, of which a read would be a copy of all."""
     node = tf.compat.v1.NodeDef(name=name, op="ResourceGather", device=device, input=[on_replica(0, handle), ids])
     node.attr["dtype"].CopyFrom(program.analysis.captured.nodes[handle].attr["dtype"])
     node.attr["Tindices"].type = tf.int64.as_datatype_enum

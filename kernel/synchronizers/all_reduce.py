@@ -7,8 +7,9 @@ order; of several lookups in one table, the same rows grouped by replica. A work
 it sends them where that makes no difference to the update.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
@@ -29,6 +30,8 @@ _ONE_RING = frozenset({"RING"})
 
 _ALIGNED_BYTES = 64
 """Pieces that begin at multiples of it share the buffer's memory: more than TensorFlow asks for anywhere."""
+_MOST_PIECES = 4096
+"""Of one gradient: each is a collective, of which the graph would be made alone."""
 AUTOMATIC_PACK_BYTES = 2 << 20
 """The size of buffers where the strategy gives none: benchmarks/collectives.py, docs/performance.md."""
 
@@ -91,25 +94,32 @@ def groups(program: Program) -> Iterator[Group]:
         else:
             dense.setdefault(key, []).append(gradient)
     for key, gradients in dense.items():
-        for pack, together in enumerate(_packed(program, gradients, _pack_bytes(key[0]))):
+        for pack, together in enumerate(_packed(program, gradients, _pack_elements(key[0], key[-1]))):
             yield Group(*key, together, pack)
 
 
-def _pack_bytes(synchronizer: AllReduceSynchronizer) -> int:
-    return synchronizer.bytes_per_pack or AUTOMATIC_PACK_BYTES
+def _pack_elements(synchronizer: AllReduceSynchronizer, dtype: tf.DType) -> int:
+    """How many elements of a type a buffer has, as it travels."""
+    most = synchronizer.bytes_per_pack or AUTOMATIC_PACK_BYTES
+    return max(1, most // coding_of(synchronizer.compressor, dtype).dtype.size)
 
 
 def _packed(program: Program, gradients: Sequence[Gradient], most: int) -> Iterator[tuple[Gradient, ...]]:
-    """The gradients in the order in which back-propagation finishes them, together as far as they have `most` bytes."""
+    """The gradients as back-propagation finishes them, together as far as they have `most` elements."""
     pack: list[Gradient] = []
-    nbytes = 0
+    elements = 0
     for gradient in sorted(gradients, key=program.analysis.gradient_depth):
-        more = program.item.variable(gradient.variable).nbytes
-        if pack and nbytes + more > most:
+        more = math.prod(program.item.variable(gradient.variable).shape)
+        if more > most * _MOST_PIECES:
+            raise StrategyError(
+                f"variable '{gradient.variable}': its gradient of {more} elements would be reduced in more than "
+                f"{_MOST_PIECES} pieces of {most}; give a larger bytes_per_pack, or 0, an automatic one"
+            )
+        if pack and elements + more > most:
             yield tuple(pack)
-            pack, nbytes = [], 0
+            pack, elements = [], 0
         pack.append(gradient)
-        nbytes += more
+        elements += more
     yield tuple(pack)
 
 
@@ -176,7 +186,9 @@ def _reduce_dense(
 def _reduce_buffers(
     synchronizer: AllReduceSynchronizer, buffers: Sequence[tf.Tensor], collectives: Collectives
 ) -> list[tf.Tensor]:
-    """The sum of all replicas' buffers, compressed where it travels, on each local replica's device."""
+    """The sum of all replicas' buffers, on each local replica's device; what leaves no worker is not compressed."""
+    if collectives.num_workers == 1:
+        synchronizer = replace(synchronizer, compressor="NoneCompressor")
     devices = [replica.device for replica in collectives.place.local_replicas]
     if synchronizer.spec in _ONE_RING:
         return _in_pieces(
@@ -207,7 +219,7 @@ def _in_pieces(
     for member, device in zip(members, devices, strict=True):
         with tf.device(device):
             compressed = coding.compress(member, terms)
-            pieces.append(_cut(compressed, piece_sizes(compressed, _pack_bytes(synchronizer))))
+            pieces.append(_cut(compressed, piece_sizes(compressed, _pack_elements(synchronizer, member.dtype))))
     combined = [reduce(piece) for piece in zip(*pieces, strict=True)]
     results = []
     for member, device, parts in zip(members, devices, zip(*combined, strict=True), strict=True):
@@ -235,9 +247,9 @@ def _unpack(buffer: tf.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[tf.Ten
 
 
 def piece_sizes(buffer: tf.Tensor, most: int) -> list[int]:
-    """How many elements the pieces have of a buffer of more than `most` bytes: equal ones, as far as they divide."""
+    """How many elements the pieces have of a buffer of more than `most`: equal ones, as far as they divide."""
     elements = buffer.shape.num_elements()
-    count, aligned = max(1, -(-elements * buffer.dtype.size // most)), _ALIGNED_BYTES // buffer.dtype.size
+    count, aligned = max(1, -(-elements // most)), _ALIGNED_BYTES // buffer.dtype.size
     size = -(-elements // (count * aligned)) * aligned
     return [min(size, elements - begin) for begin in range(0, elements, size)] if count > 1 else [elements]
 

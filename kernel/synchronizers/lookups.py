@@ -1,4 +1,4 @@
-"""Tables of which workers read rows only: they ask the server for those of their batch, and hold no new copy."""
+"""Tables of which a step reads rows only, and writes rows only: what need not be read, or sent, whole or twice."""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ SHAPES = frozenset({"Shape", "VariableShape"})
 _IDS = frozenset({tf.int32.as_datatype_enum, tf.int64.as_datatype_enum})
 """The types by which a variable itself can be looked up in; what is read of it, by others too."""
 _SCALED = frozenset({"Identity", "Mul", "Neg", "RealDiv"})
+_BY_ROWS = ("ResourceScatter", "ResourceSparseApply")
 _SCATTERS = frozenset({"ResourceScatterAdd", "ResourceScatterSub"})
 
 
@@ -33,12 +34,12 @@ class Lookup:
 
 
 def lookups_of(program: Program, handle: str, moved: Collection[str]) -> tuple[Lookup, ...]:
-    """The ops by which workers read rows of a table that a server holds; none where they read it in another way too.
+    """The ops by which a step reads rows of a table; none where it reads the table in another way too.
 
     Args:
         program: whose step it is.
         handle: the table's.
-        moved: ops that servers run.
+        moved: ops that do not count, such as those that a server runs.
     """
     view = program.analysis.captured
     outputs = {op_of(output.tensor) for output in program.item.outputs}
@@ -73,6 +74,16 @@ def _lookups(view: GraphView, handle: str, user: str) -> list[Lookup] | None:
             return None
         found.append(Lookup(handle, consumer))
     return found
+
+
+def is_written_by_rows(program: Program, handle: str) -> bool:
+    """Whether the step writes rows of the variable, rather than all of it.
+
+    From then on TensorFlow copies the variable for whoever reads all of it, so that rows are better looked up in the
+    variable itself. That, by itself, has the same effect: what is never written by rows is better read.
+    """
+    nodes = program.analysis.captured.nodes
+    return any(nodes[writer].op.startswith(_BY_ROWS) for writer in program.analysis.writes[handle])
 
 
 def has_batch_dims(gather: tf.compat.v1.NodeDef) -> bool:

@@ -39,6 +39,15 @@ def test_a_sum_of_rounded_numbers_is_that_of_numpy_and_never_infinite(compressor
 
 
 @pytest.mark.parametrize("compressor", ["HorovodCompressor", BFLOAT16])
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+def test_what_has_no_more_bytes_already_travels_as_it_is(compressor, dtype):
+    value = tf.constant([1.001, 6e-8, 60000.0], dtype)
+    coding = coding_of(compressor, dtype)
+    np.testing.assert_array_equal(coding.compress(value, 3), value)
+    assert coding.dtype == dtype
+
+
+@pytest.mark.parametrize("compressor", ["HorovodCompressor", BFLOAT16])
 def test_what_is_infinite_or_no_number_stays_so(compressor):
     coding = coding_of(compressor, tf.float32)
     given = tf.constant([np.inf, -np.inf, np.nan, 1.0])
@@ -81,5 +90,6 @@ def test_gradients_are_coded_where_they_travel_and_only_there(spec, where, trave
         if "sparse gradients" in launch.what
     }
     half, int64 = tf.float16.as_datatype_enum, tf.int64.as_datatype_enum
-    assert carried == ({half} if travels or spec == "RING" else set())
+    as_they_are = {tf.float32.as_datatype_enum, tf.float64.as_datatype_enum} if spec == "RING" else set()
+    assert carried == ({half} if travels else as_they_are)
     assert rows == ({half, int64} if travels else set())

@@ -11,6 +11,8 @@ from autodist_py.runtime.executor import Executor
 from tests.capture.steps import capture
 from tests.kernel import programs
 
+USES = ("rows", "shape", "tied", "columns", "returned", "written", "short", "all", "conditional")
+
 
 def stepping(use):
     """A step that looks rows up in what it has read of a table, and uses the table in another way, too, perhaps."""
@@ -25,7 +27,13 @@ def stepping(use):
             if use == "tied":
                 loss += tf.reduce_sum(whole)
         gradient = tape.gradient(loss, table)
-        if isinstance(gradient, tf.IndexedSlices):
+        if use == "all":
+            table.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+        elif use == "conditional":
+            change = tf.IndexedSlices(0.1 * gradient.values, gradient.indices)
+            if loss > 20.0:
+                table.scatter_sub(change)
+        elif isinstance(gradient, tf.IndexedSlices):
             table.scatter_sub(tf.IndexedSlices(0.1 * gradient.values, tf.cast(gradient.indices, tf.int32)))
         else:
             table.assign_sub(0.1 * gradient)
@@ -59,14 +67,14 @@ def test_where_only_rows_are_used_the_whole_is_not_read(use):
     assert f"^{gather.name}" in scatter.input, "the rows are those of before the update"
 
 
-@pytest.mark.parametrize("use", ["tied", "columns", "returned", "written", "short"])
-def test_where_more_is_used_or_it_is_written_before_the_graph_is_left_as_it_is(use):
+@pytest.mark.parametrize("use", sorted(set(USES) - {"rows", "shape"}))
+def test_where_more_is_used_or_not_rows_are_written_the_graph_is_left_as_it_is(use):
     found, nodes = looked_up(use)
     before = tf.compat.v1.GraphDef.FromString(found.item.graph_def).node
     assert {name: node.op for name, node in nodes.items()} == {node.name: node.op for node in before}
 
 
-@pytest.mark.parametrize("use", ["rows", "shape", "tied", "columns", "returned", "written", "short"])
+@pytest.mark.parametrize("use", USES)
 def test_steps_are_those_of_tensorflow(use):
     found, _ = looked_up(use)
     plain, value = tf.function(stepping(use)), tf.Variable(np.arange(12.0).reshape(6, 2))

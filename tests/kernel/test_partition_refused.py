@@ -85,6 +85,19 @@ def refused() -> dict[str, tuple[Callable[..., Any], str]]:
         table.assign_sub(0.1 * sums)
         return loss
 
+    def rows_of_the_table(how_many: Callable[[tf.Tensor], tf.Tensor]) -> Callable[..., Any]:
+        """A sum for each row of the table: their number is found in the gradient's shape in a way of its own."""
+
+        def step(x: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.gather(table, [5, 0, 5, 2]) ** 2) * tf.reduce_mean(x)
+            gradient = tape.gradient(loss, table)
+            number = how_many(gradient.dense_shape)
+            table.assign_sub(0.1 * tf.math.unsorted_segment_sum(gradient.values, gradient.indices, number))
+            return loss
+
+        return step
+
     def of_a_statistic(x: tf.Tensor) -> Any:
         """The update is made of a mean over the examples."""
         with tf.GradientTape() as tape:
@@ -93,6 +106,7 @@ def refused() -> dict[str, tuple[Callable[..., Any], str]]:
         between.assign_sub(change)
         return loss
 
+    sliced = r"'strided_slice\w*' \(StridedSlice\)"
     return {
         "of a statistic": (of_a_statistic, r"'\w+/statistic_mean' \(Identity\)"),
         "rows in their order": (rows_in_their_order, r"'mul\w*' \(Mul\)"),
@@ -100,6 +114,8 @@ def refused() -> dict[str, tuple[Callable[..., Any], str]]:
         "rows of two": (rows_of_two, r"'sub\w*' \(Sub\)"),
         "columns of rows": (columns_of_rows, r"'Sum\w*' \(Sum\)"),
         "as many as rows": (as_many_as_rows, r"'UnsortedSegmentSum' \(UnsortedSegmentSum\)"),
+        "new axis": (rows_of_the_table(lambda shape: tf.squeeze(shape[tf.newaxis, 0])), sliced),
+        "reversed": (rows_of_the_table(lambda shape: shape[::-1][1]), sliced),
         "adafactor": (stepping(keras.optimizers.Adafactor(0.1)), r"'adafactor\w*/Mean' \(Mean\)"),
         "accumulation": (
             stepping(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)),
@@ -116,6 +132,8 @@ REFUSED = (
     "rows of two",
     "columns of rows",
     "as many as rows",
+    "new axis",
+    "reversed",
     "adafactor",
     "accumulation",
     "between",

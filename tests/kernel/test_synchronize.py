@@ -96,6 +96,20 @@ def test_rows_of_one_index_are_added_up_before_they_travel_where_the_update_does
     assert sum(node.op == "Unique" for node in program.graph.nodes.values()) == added_up
 
 
+def test_more_pieces_than_a_program_can_have_are_refused():
+    item = three_layers(side=200)
+    with pytest.raises(StrategyError, match="of 40000 elements would be reduced in more than 4096 pieces of 1; give a"):
+        programs.after("synchronize", item, programs.place(1, 1), in_packs(item, bytes_per_pack=8))
+
+
+def test_gradients_are_packed_as_many_as_fill_a_buffer_as_they_travel():
+    item = three_layers(side=4)
+    synchronizer = AllReduceSynchronizer("RING", "HorovodCompressor", bytes_per_pack=2 * 4 * 4 * 2)
+    config = tuple(Node(one.name, synchronizer) for one in item.trainable_variables)
+    found = grouped(item, Strategy(config, ("127.0.0.1:CPU:0",)))
+    assert [names for *_, names in found] == [["w2", "w1"], ["w0"]]
+
+
 @given(elements=st.integers(1, 10**6), dtype=st.sampled_from([tf.float16, tf.float64]), most=st.integers(1, 10**7))
 def test_pieces_make_the_buffer_and_are_as_few_and_as_even_as_they_can_be(elements, dtype, most):
     with tf.Graph().as_default():
@@ -103,8 +117,8 @@ def test_pieces_make_the_buffer_and_are_as_few_and_as_even_as_they_can_be(elemen
     aligned = 64 // dtype.size
     assert sum(sizes) == elements
     assert all(size % aligned == 0 for size in sizes[:-1])
-    assert max(sizes) <= max(aligned, most // dtype.size + aligned)
-    assert len(sizes) <= -(-elements * dtype.size // most)
+    assert max(sizes) <= most + aligned
+    assert len(sizes) <= -(-elements // most)
     assert max(sizes) - min(sizes) <= aligned * len(sizes)
 
 

@@ -165,3 +165,19 @@ def test_an_enum_number_from_elsewhere_is_refused():
 def test_a_malformed_strategy_is_refused(make, message):
     with pytest.raises(StrategyError, match=message):
         make()
+
+
+@pytest.mark.parametrize("kind", [AllReduceSynchronizer, lambda **given: PSSynchronizer("a:CPU:0", **given)])
+@pytest.mark.parametrize(
+    ("written", "canonical"),
+    [
+        (" NoneCompressor", "NoneCompressor"),
+        ("HorovodCompressor()", "HorovodCompressor"),
+        ("HorovodCompressor(dtype='float16')", "HorovodCompressor"),
+        ('HorovodCompressor( dtype="bfloat16" )', "HorovodCompressor(dtype='bfloat16')"),
+    ],
+)
+def test_equal_compressors_are_written_alike_and_survive_the_wire(kind, written, canonical):
+    synchronizer = kind(compressor=written)
+    assert synchronizer.compressor == canonical
+    assert type(synchronizer).from_proto(synchronizer.to_proto()) == synchronizer

@@ -62,7 +62,7 @@ def network(width: int) -> Callable[[Any, Any], tf.Tensor]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=12)
     options = parser.parse_args()
     resources = local_resource_spec(options.workers)

@@ -57,10 +57,10 @@ def _look_up(program: Program, editor: Editor, graph: "nx.DiGraph[str]", variabl
         for lookup in lookups_of(program, variable.name, writers)
         if view.nodes[lookup.op].op == _LOOKS_UP_IN_A_COPY
     ]
-    waits = [(lookup.op, writer) for lookup in lookups for writer in writers]
-    if any(nx.has_path(graph, writer, op) for op, writer in waits):
+    behind = {op for writer in writers for op in nx.descendants(graph, writer)}
+    if behind.intersection(lookup.op for lookup in lookups):
         return False  # It would wait for itself, through what another variable's writers wait for.
-    graph.add_edges_from(waits)
+    graph.add_edges_from((lookup.op, writer) for lookup in lookups for writer in writers)
     for lookup in lookups:
         editor.put(_gather(view, variable, lookup))
         for writer in writers:

@@ -1,7 +1,7 @@
 """Lookups: a worker asks for the rows of its batch, each once, and the server answers with them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
@@ -82,17 +82,14 @@ def lookup_program(program: Program, exchange: Exchange, channel: Channel) -> Se
         TensorSpec(f"{scope}/message_{position}", dtype) for position, dtype in enumerate(channel.sent.types)
     )
     kept = tuple(TensorSpec(f"{scope}/ids_{position}", tf.int64, (None,)) for position in range(len(tables)))
-    reads: list[tf.compat.v1.NodeDef] = []
-    sources: list[TensorSpec] = []
-    for handle, ids in zip(tables, kept, strict=True):
-        variable, name = program.item.variable(handle), f"{scope}/{handle}"
-        if is_written_by_rows(program, handle):
-            reads.append(_rows_of(program, handle, name, ids.name, device))
-            sources.append(TensorSpec(name, tf.as_dtype(variable.dtype), (None, *variable.shape[1:])))
-        else:
-            reads.append(read_of(program, handle, name, device, waits=[]))
-            sources.append(TensorSpec(name, tf.as_dtype(variable.dtype), variable.shape))
     by_rows = [is_written_by_rows(program, handle) for handle in tables]
+    reads = [
+        _rows_of(program, handle, f"{scope}/{handle}", ids.name, device)
+        if is_rows
+        else read_of(program, handle, f"{scope}/{handle}", device, waits=[])
+        for handle, ids, is_rows in zip(tables, kept, by_rows, strict=True)
+    ]
+    sources = [replace(_rows(program, handle), name=read.name) for read, handle in zip(reads, tables, strict=True)]
 
     def answered(sources: Sequence[tf.Tensor], ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         each = zip(sources, ids, by_rows, strict=True)

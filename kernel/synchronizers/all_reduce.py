@@ -87,7 +87,7 @@ def groups(program: Program) -> Iterator[Group]:
             continue
         dtype = tf.as_dtype(program.item.variable(gradient.variable).dtype)
         stage = program.analysis.gradient_stage(gradient)
-        _check(synchronizer, gradient, dtype)
+        _check(program, synchronizer, gradient, dtype)
         key = (synchronizer, stage, gradient.reduction or program.item.loss_reduction, dtype)
         if gradient.is_sparse:
             yield Group(*key, (gradient,))
@@ -110,11 +110,6 @@ def _packed(program: Program, gradients: Sequence[Gradient], most: int) -> Itera
     elements = 0
     for gradient in sorted(gradients, key=program.analysis.gradient_depth):
         more = math.prod(program.item.variable(gradient.variable).shape)
-        if more > most * _MOST_PIECES:
-            raise StrategyError(
-                f"variable '{gradient.variable}': its gradient of {more} elements would be reduced in more than "
-                f"{_MOST_PIECES} pieces of {most}; give a larger bytes_per_pack, or 0, an automatic one"
-            )
         if pack and elements + more > most:
             yield tuple(pack)
             pack, elements = [], 0
@@ -123,7 +118,7 @@ def _packed(program: Program, gradients: Sequence[Gradient], most: int) -> Itera
     yield tuple(pack)
 
 
-def _check(synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DType) -> None:
+def _check(program: Program, synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DType) -> None:
     if synchronizer.spec not in _LOCAL_FIRST | _ONE_RING:
         raise StrategyError(
             f"variable '{gradient.variable}': all_reduce_spec '{synchronizer.spec}' cannot run on CPU devices; "
@@ -137,6 +132,13 @@ def _check(synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DT
         raise StrategyError(
             f"variable '{gradient.variable}' is of type {dtype.name}, which collectives do not carry; "
             f"they carry {', '.join(sorted(kind.name for kind in REDUCIBLE))}"
+        )
+    elements = math.prod(program.item.variable(gradient.variable).shape)
+    if not gradient.is_sparse and elements > _MOST_PIECES * _pack_elements(synchronizer, dtype):
+        raise StrategyError(
+            f"variable '{gradient.variable}': bytes_per_pack={synchronizer.bytes_per_pack} is too small for its "
+            f"gradient of {elements} elements, which would be reduced in more than {_MOST_PIECES} pieces; give a "
+            "larger one, or 0, an automatic one"
         )
 
 

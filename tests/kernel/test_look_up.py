@@ -74,16 +74,18 @@ def test_where_more_is_used_or_not_rows_are_written_the_graph_is_left_as_it_is(u
     assert {name: node.op for name, node in nodes.items()} == {node.name: node.op for node in before}
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("use", USES)
-def test_steps_are_those_of_tensorflow(use):
+def test_steps_are_those_of_tensorflow(use, replicas):
     found, _ = looked_up(use)
-    plain, value = tf.function(stepping(use)), tf.Variable(np.arange(12.0).reshape(6, 2))
+    plain = tf.function(stepping(use))
+    copies = {("table", position): tf.Variable(np.arange(12.0).reshape(6, 2)) for position in range(replicas)}
     strategy = Strategy((Node("table", AllReduceSynchronizer()),), ("127.0.0.1:CPU:0",))
-    executor = Executor(compile(found.item, strategy, programs.place(1)), {("table", 0): value}, found.state)
+    executor = Executor(compile(found.item, strategy, programs.place(replicas)), copies, found.state)
     for ids in ([0, 1, 1], [1, 0, 1], [1, 1, 1]):
         results = [np.array(one) for one in executor.run([tf.constant(ids)])]
         for one, wanted in zip(results, plain(tf.constant(ids)), strict=True):
-            np.testing.assert_array_equal(one, wanted)
+            np.testing.assert_allclose(one, wanted, rtol=0.0 if replicas == 1 else 1e-12)
 
 
 def test_an_index_out_of_range_is_the_error_that_it_was():

@@ -135,15 +135,20 @@ def test_of_a_table_only_the_rows_that_are_used_travel():
     assert not program.refreshed
 
 
-def test_a_server_looks_rows_up_without_a_read_of_the_whole_table():
-    """A read is a copy of all, once rows of a variable were written."""
-    looked_up, _ = compiled(embedding(scaled), (0,)).servers
+def as_dense(table, gradient):
+    table.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+
+
+@pytest.mark.parametrize(("update", "reader"), [(scaled, "ResourceGather"), (as_dense, "ReadVariableOp")])
+def test_a_server_reads_a_table_whole_only_where_that_is_no_copy(update, reader):
+    """It is one once rows of a variable were written, or looked up in it."""
+    looked_up, _ = compiled(embedding(update), (0,)).servers
     users = [
         node.op
         for node in looked_up.answer.graph.nodes.values()
         if any(captured_name(op_of(name)) == "table" for name in node.input)
     ]
-    assert users == ["ResourceGather"]
+    assert users == [reader]
 
 
 def test_a_proxy_of_a_table_travels_whole():

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import tensorflow as tf
 
 from autodist_py.kernel.compressors.coding import coding_of
+from autodist_py.kernel.cross_device_ops import packing
 from autodist_py.kernel.cross_device_ops.collective import REDUCIBLE, Collectives, on_each
 from autodist_py.kernel.fragment import Fragment, trace
 from autodist_py.kernel.graph_view import GraphView
@@ -28,8 +29,6 @@ from autodist_py.proto.synchronizers import AllReduceSynchronizer
 _LOCAL_FIRST = frozenset({"AUTO"})
 _ONE_RING = frozenset({"RING"})
 
-_ALIGNED_BYTES = 64
-"""Pieces that begin at multiples of it share the buffer's memory: more than TensorFlow asks for anywhere."""
 _MOST_PIECES = 4096
 """Of one gradient: each is a collective, of which the graph would be made alone."""
 AUTOMATIC_PACK_BYTES = 2 << 20
@@ -175,13 +174,13 @@ def _reduce_dense(
     buffers = []
     for position, replica in enumerate(replicas):
         with tf.device(replica.device):
-            buffers.append(weighted(_pack([copies[position] for copies in gradients]), weights[position]))
+            buffers.append(weighted(packing.pack([copies[position] for copies in gradients]), weights[position]))
     reduced = _reduce_buffers(group.synchronizer, buffers, collectives)
     shapes = [tuple(copies[0].shape) for copies in gradients]
     unpacked = []
     for replica, buffer in zip(replicas, reduced, strict=True):
         with tf.device(replica.device):
-            unpacked.append(_unpack(buffer, shapes))
+            unpacked.append(packing.unpack(buffer, shapes))
     return [[[tensor] for tensor in copies] for copies in zip(*unpacked, strict=True)]
 
 
@@ -221,47 +220,14 @@ def _in_pieces(
     for member, device in zip(members, devices, strict=True):
         with tf.device(device):
             compressed = coding.compress(member, terms)
-            pieces.append(_cut(compressed, piece_sizes(compressed, _pack_elements(synchronizer, member.dtype))))
+            sizes = packing.piece_sizes(compressed, _pack_elements(synchronizer, member.dtype))
+            pieces.append(packing.cut(compressed, sizes))
     combined = [reduce(piece) for piece in zip(*pieces, strict=True)]
     results = []
     for member, device, parts in zip(members, devices, zip(*combined, strict=True), strict=True):
         with tf.device(device):
-            results.append(coding.decompress(_join(parts, member.shape), member.dtype))
+            results.append(coding.decompress(packing.join(parts, member.shape), member.dtype))
     return results
-
-
-def _pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    if len(tensors) == 1:
-        return tensors[0]
-    flat = tf.constant([-1])
-    return tf.concat([tensor if tensor.shape.rank == 1 else tf.reshape(tensor, flat) for tensor in tensors], axis=0)
-
-
-def _unpack(buffer: tf.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[tf.Tensor]:
-    if len(shapes) == 1:
-        return [buffer]
-    distinct = {shape: tf.constant(shape, tf.int32) for shape in dict.fromkeys(shapes) if len(shape) != 1}
-    parts = tf.split(buffer, [tf.TensorShape(shape).num_elements() for shape in shapes])
-    return [
-        tf.reshape(part, distinct[shape]) if shape in distinct else part
-        for part, shape in zip(parts, shapes, strict=True)
-    ]
-
-
-def piece_sizes(buffer: tf.Tensor, most: int) -> list[int]:
-    """How many elements the pieces have of a buffer of more than `most`: equal ones, as far as they divide."""
-    elements = buffer.shape.num_elements()
-    count, aligned = max(1, -(-elements // most)), _ALIGNED_BYTES // buffer.dtype.size
-    size = -(-elements // (count * aligned)) * aligned
-    return [min(size, elements - begin) for begin in range(0, elements, size)] if count > 1 else [elements]
-
-
-def _cut(buffer: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
-    return list(tf.split(tf.reshape(buffer, [-1]), sizes)) if len(sizes) > 1 else [buffer]
-
-
-def _join(parts: Sequence[tf.Tensor], shape: tf.TensorShape) -> tf.Tensor:
-    return tf.reshape(tf.concat(parts, axis=0), shape) if len(parts) > 1 else parts[0]
 
 
 def _reduce_sparse(

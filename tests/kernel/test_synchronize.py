@@ -6,7 +6,8 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autodist_py.kernel.synchronizers.all_reduce import groups, piece_sizes
+from autodist_py.kernel.cross_device_ops.packing import piece_sizes
+from autodist_py.kernel.synchronizers.all_reduce import groups
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.strategy import Node, Strategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer

@@ -289,6 +289,16 @@ class AutoDist:
         self._require_open("sync")
         self._compiler.served.sync()
 
+    @property
+    def compressor_state(self) -> tf.Module:
+        """What compressors keep from step to step, such as the error of the last one's gradients: for checkpoints.
+
+        `tf.train.Checkpoint(model=model, optimizer=optimizer, compressors=autodist.compressor_state)` saves and
+        restores it with the rest, also before the first step, in a run of as many workers. Each variable in it has the
+        values of all workers, in rank order.
+        """
+        return self._compiler.memories
+
     def accepted_gradients(self) -> list[tuple[int, int]]:
         """The gradients that were applied under `replicas_to_aggregate`, in order; the last 100,000 of them.
 

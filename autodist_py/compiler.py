@@ -31,6 +31,7 @@ from autodist_py.runtime.executor import Executor
 from autodist_py.runtime.initial_values import broadcast
 from autodist_py.runtime.input_check import InputCheck
 from autodist_py.runtime.kept import Kept
+from autodist_py.runtime.memories import Memories
 from autodist_py.served import Served
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
 
@@ -64,6 +65,7 @@ class Compiler:
         self._next_agreement = 0
         self.served = Served(cluster, self._key, resources.server_devices)
         """The variables that live on servers."""
+        self.memories = Memories()
 
     def strategy(self, item: GraphItem) -> Strategy:
         """The strategy that the chief builds for `item`, on every worker.
@@ -116,10 +118,11 @@ class Compiler:
         check = InputCheck(self.cluster, self._key("inputs"), fed, steps=checked_steps)
         for variable, reason in program.left_whole.items() if self.cluster.is_chief else ():
             _log.warning("%s: '%s' is trained whole: %s", name, variable, reason)
-        shards = self.served.hold(program, strategy, variables)
+        own = {**variables, **self.memories.of(program.memories, variables, self.cluster.num_workers)}
+        shards = self.served.hold(program, strategy, own)
         executor = self._executor(program, {**variables, **shards}, state, name, namespace)
         messages = self.served.serve(program, executor.server_function)
-        step = StepProgram(executor, self.cluster, check, self.served.copies(program, variables), messages)
+        step = StepProgram(executor, self.cluster, check, self.served.copies(program, own), messages)
         if messages is not None and program.pace.is_together:
             weakref.finalize(step, messages.close)
         return step

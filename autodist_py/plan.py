@@ -4,6 +4,7 @@ It works without TensorFlow: it counts from the three values.
 """
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 from rich.filesize import decimal
 
-from autodist_py.proto.compressors import HorovodCompressor, compressor_of
+from autodist_py.proto.compressors import Compressor, HorovodCompressor, NoneCompressor, compressor_of
 from autodist_py.proto.dtypes import ITEM_SIZES
 from autodist_py.proto.errors import AutoDistError, StrategyError
 from autodist_py.proto.graph_item import GraphItem, Variable
@@ -64,6 +65,31 @@ class Link(NamedTuple):
     target: int
 
 
+class Part(NamedTuple):
+    """A shard of a variable, or all of it, and what its gradient is."""
+
+    variable: Variable
+    shape: tuple[int, ...]
+    is_sparse: bool
+
+    @property
+    def share(self) -> float:
+        """How much of the variable it is."""
+        elements = math.prod(self.variable.shape)
+        return math.prod(self.shape) / elements if elements else 1.0
+
+    @property
+    def item(self) -> int:
+        """The bytes of a number."""
+        return ITEM_SIZES.get(self.variable.dtype, 0)
+
+    @property
+    def row_bytes(self) -> float:
+        """The bytes of a row of the variable."""
+        rows = self.variable.shape[0] if self.variable.shape else 1
+        return self.variable.nbytes / rows if rows else self.item
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A strategy for an item on some nodes."""
@@ -82,16 +108,17 @@ class Plan:
         found: dict[Link, Traffic] = defaultdict(Traffic)
         variable, is_sparse = self.item.variable(name), name in self._sparse
         node = self.strategy.node(name)
-        length = variable.shape[node.axis] if node.shards else 1
         parts = node.synchronizers * (1 if node.part_config else node.num_shards)
-        for synchronizer, size in zip(parts, node.sizes(length), strict=True):
+        shapes = node.shapes(variable.shape) if node.shards else (variable.shape,)
+        for synchronizer, shape in zip(parts, shapes, strict=True):
+            part = Part(variable, shape, is_sparse)
             flows = (
-                self._ring(variable, is_sparse, synchronizer)
+                self._ring(part, synchronizer)
                 if isinstance(synchronizer, AllReduceSynchronizer)
-                else self._served(variable, is_sparse, synchronizer)
+                else self._served(part, synchronizer)
             )
             for link, traffic in flows:
-                found[link] += traffic.share(size / length)
+                found[link] += traffic
         return dict(found)
 
     def links(self) -> dict[Link, Traffic]:
@@ -106,36 +133,36 @@ class Plan:
     def _sparse(self) -> frozenset[str]:
         return frozenset(variable.name for variable in self.item.sparse_variables)
 
-    def _ring(
-        self, variable: Variable, is_sparse: bool, synchronizer: AllReduceSynchronizer
-    ) -> Iterator[tuple[Link, Traffic]]:
+    def _ring(self, part: "Part", synchronizer: AllReduceSynchronizer) -> Iterator[tuple[Link, Traffic]]:
         workers = len(self.resources.workers)
         if workers == 1:
             return
         idle = {node.address for node in self.resources.workers} - set(map(_address, self.strategy.replicas))
-        members = len(self.strategy.replicas) + len(idle) if synchronizer.spec == "RING" else workers
-        part = _carried(variable, is_sparse, synchronizer)
-        traffic = Traffic(2 * (members - 1) / members * variable.nbytes * part)
-        if is_sparse:
-            traffic = Traffic(per_use=(workers - 1) * (_row_bytes(variable) * part + _INDEX_BYTES))
+        compressor = compressor_of(synchronizer.compressor, "compressor")
+        is_plain = isinstance(compressor, NoneCompressor)  # What is compressed is a worker's, of all its replicas.
+        is_one_ring = synchronizer.spec == "RING" and is_plain
+        members = len(self.strategy.replicas) + len(idle) if is_one_ring else workers
+        times = workers - 1 if compressor.gathers else 2 * (members - 1) / members
+        traffic = Traffic(times * compressor.wire_bytes(part.shape, part.item))
+        if part.is_sparse:
+            row_bytes = part.row_bytes * _rows_carried(part, compressor)
+            traffic = Traffic(per_use=(workers - 1) * (row_bytes + _INDEX_BYTES)).share(part.share)
         for rank in range(workers):
             yield Link(rank, (rank + 1) % workers), traffic
 
-    def _served(
-        self, variable: Variable, is_sparse: bool, synchronizer: PSSynchronizer
-    ) -> Iterator[tuple[Link, Traffic]]:
+    def _served(self, part: "Part", synchronizer: PSSynchronizer) -> Iterator[tuple[Link, Traffic]]:
         addresses = [node.address for node in self.resources.workers]
         server = addresses.index(_address(synchronizer.reduction_destination))
-        whole, row_bytes = Traffic(variable.nbytes), _row_bytes(variable)
-        gradient = Traffic(per_use=row_bytes + _INDEX_BYTES) if is_sparse else whole
+        whole = Traffic(part.variable.nbytes)
+        gradient = Traffic(per_use=part.row_bytes + _INDEX_BYTES) if part.is_sparse else whole
         asked, answered = (
-            (Traffic(per_row=_INDEX_BYTES), Traffic(per_row=row_bytes))
-            if is_sparse and not synchronizer.local_replication
+            (Traffic(per_row=_INDEX_BYTES), Traffic(per_row=part.row_bytes))
+            if part.is_sparse and not synchronizer.local_replication
             else (Traffic(), whole)
         )
         for rank in set(range(len(addresses))) - {server}:
-            yield Link(rank, server), gradient + asked
-            yield Link(server, rank), answered
+            yield Link(rank, server), (gradient + asked).share(part.share)
+            yield Link(server, rank), answered.share(part.share)
 
     def __str__(self) -> str:
         links = self.links()
@@ -179,19 +206,13 @@ def _address(device: str) -> str:
     return device.rsplit(":", 2)[0]
 
 
-def _carried(variable: Variable, is_sparse: bool, synchronizer: AllReduceSynchronizer) -> float:
-    """How many bytes travel of each one of the variable's gradient."""
-    compressor, item = compressor_of(synchronizer.compressor, "compressor"), ITEM_SIZES[variable.dtype]
-    if not isinstance(compressor, HorovodCompressor) or item <= _HALF_BYTES:
+def _rows_carried(part: "Part", compressor: Compressor) -> float:
+    """How many bytes travel of each one of the rows of a sparse gradient."""
+    if not isinstance(compressor, HorovodCompressor) or part.item <= _HALF_BYTES:
         return 1.0
-    width = variable.shape[-1] if len(variable.shape) > 1 else 1
-    is_padded = is_sparse and compressor.dtype == "bfloat16" and width % 2 == 1  # Two are carried as one number.
-    return _HALF_BYTES / item * ((width + 1) / width if is_padded else 1.0)
-
-
-def _row_bytes(variable: Variable) -> float:
-    rows = variable.shape[0] if variable.shape else 1
-    return variable.nbytes / rows if rows else ITEM_SIZES.get(variable.dtype, 0)
+    width = part.variable.shape[-1] if len(part.variable.shape) > 1 else 1
+    is_padded = compressor.dtype == "bfloat16" and width % 2 == 1  # Two are carried as one number.
+    return _HALF_BYTES / part.item * ((width + 1) / width if is_padded else 1.0)
 
 
 def _total(links: dict[Link, Traffic], *, source: int | None = None, target: int | None = None) -> Traffic:

@@ -101,6 +101,7 @@ class Served:
         if program.held and self.homes.values is None:
             name = f"{self._cluster.run_id}/{self._key('values')}"
             self.homes.values = ServedValues(self._cluster, name, self.homes.held)
+            self._wait_at_exit()
         of_shards = {name for one in program.shards for name in one.names}
         for name, rank in program.held.items():
             if name not in of_shards:
@@ -137,10 +138,7 @@ class Served:
             return None
         messages = Messages(self._cluster, program, function, self.homes.held)
         self._messages.add(messages)
-        # Others may still ask, or take steps by themselves, when this worker's script has ended: it waits for them
-        # before it ends what serves them. What is registered last runs first.
-        atexit.unregister(self._leave_at_exit)
-        atexit.register(self._leave_at_exit)
+        self._wait_at_exit()
         if not program.pace.is_together:
             self._apart.append(messages)  # Others may still take steps when this worker has let go of the program.
         return messages
@@ -164,6 +162,7 @@ class Served:
             behind=frozenset(id(variables[name]) for name in elsewhere - brought),
             idle=[each for name, each in variables.items() if name in (elsewhere - brought) & program.idle],
             refreshed=frozenset(id(variables[name]) for name in brought),
+            remembered=[self.homes.own_part(variables[memory.name]) for memory in program.memories],
             together=program.pace.is_together,
         )
 
@@ -200,6 +199,14 @@ class Served:
         self.pause()
         self._cluster.compare(f"{LEAVING}{self._key('closed')}", str(self._cluster.step).encode())
 
+    def _wait_at_exit(self) -> None:
+        """Others may still ask, or take steps by themselves, when this worker's script has ended.
+
+        It waits for them before it ends what serves them. What is registered last runs first.
+        """
+        atexit.unregister(self._leave_at_exit)
+        atexit.register(self._leave_at_exit)
+
     def _leave_at_exit(self) -> None:
         with suppress(AutoDistError):  # The run has failed: its cause is shown.
             self._wait_for_all()
@@ -229,15 +236,18 @@ class ServedCopies:
         behind: frozenset[int],
         idle: Sequence[tf.Variable],
         refreshed: frozenset[int],
+        remembered: Sequence[tf.Variable],
         together: bool,
     ):
         """The program reads `read`, and writes `written` itself; it has those of `sharded` in shards.
 
-        Its steps leave `behind`, of which it does not use `idle`, and bring `refreshed`.
+        Its steps leave `behind`, of which it does not use `idle`, and bring `refreshed`. What it remembers on this
+        worker is in `remembered`.
         """
         self._served, self._read, self._written, self._sharded = served, list(read), list(written), list(sharded)
         self._idle = list(idle)
         self._behind, self._refreshed = behind, refreshed
+        self._remembered = list(remembered)
         self._together = together
 
     def before_step(self) -> None:
@@ -248,9 +258,11 @@ class ServedCopies:
         self._served.homes.take_over(self._sharded, self._written)
 
     def after_step(self) -> None:
-        """Note what the step has changed elsewhere."""
+        """Note what the step has changed elsewhere, and in what is kept here for others to ask for."""
+        self._served.homes.held.changed(self._remembered)
         self._served.homes.stepped(self._behind, self._refreshed, self._sharded, self._idle)
 
     def after_failed_step(self) -> None:
         """Note what the step may have changed elsewhere, and has not brought."""
+        self._served.homes.held.changed(self._remembered)
         self._served.homes.stepped(self._behind | self._refreshed, frozenset())

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from autodist_py.kernel.analysis import analyse, require_replicated_writes
 from autodist_py.kernel.device import Place
 from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
+from autodist_py.kernel.memory import Memory
 from autodist_py.kernel.names import captured_name, on_replica, op_of
 from autodist_py.kernel.passes.combine import Combine
 from autodist_py.kernel.passes.fetch import Fetch
@@ -70,7 +71,8 @@ class CompiledProgram:
         servers: what this worker runs as a server, in order.
         held: for each variable that lives on a server of several workers, the server's rank.
         refreshed: those of them whose new values the step brings to this worker.
-        idle: the item's variables that nothing trains, and which no op on this worker uses.
+        memories: what it keeps beside the user's variables; each worker's value lives there, as a shard of a variable.
+        idle: the item's variables that nothing trains, and which no op on this worker uses; and memories as wholes.
         launches: its collectives, in launch order.
         next_instance_key: the first instance key that it does not use.
     """
@@ -88,6 +90,7 @@ class CompiledProgram:
     servers: tuple[ServerProgram, ...]
     held: Mapping[str, int]
     refreshed: frozenset[str]
+    memories: tuple[Memory, ...]
     idle: frozenset[str]
     launches: tuple[Launch, ...]
     next_instance_key: int
@@ -150,20 +153,21 @@ def compile(
         fetches=program.fetches,
         run_ops=program.run_ops,
         variables=tuple(_bound(program)),
-        shards=program.shards,
+        shards=(*program.shards, *(_shards(program, memory) for memory in program.memories)),
         left_whole=program.left_whole,
         channels=program.channels,
         servers=program.servers,
-        held=program.held,
+        held={**program.held, **_remembered(program)},
         refreshed=program.refreshed,
-        idle=_idle(item, program),
+        memories=program.memories,
+        idle=_idle(item, program) | {memory.name for memory in program.memories},
         launches=program.launches,
         next_instance_key=program.next_instance_key,
     )
 
 
 def _bound(program: Program) -> Iterator[BoundVariable]:
-    """The handles of the program's variables; on further replicas, and of shards, those that are used."""
+    """The handles of the program's variables, and memories; on further replicas, and of shards, those that are used."""
     handles = [node.name for node in program.analysis.captured.of_type({VARIABLE_OP})]
     shards = {name for one in program.shards for name in one.names}
     asked = {on_replica(0, name) for name in shards}
@@ -175,6 +179,23 @@ def _bound(program: Program) -> Iterator[BoundVariable]:
             op = on_replica(replica, handle)
             if op not in asked or users[op] or op in served:
                 yield BoundVariable(op, handle, replica)
+    position = program.place.workers.index(program.place.worker)
+    for memory in program.memories:
+        yield BoundVariable(memory.op, memory.part(position), 0)
+
+
+def _shards(program: Program, memory: Memory) -> Shards:
+    """The workers' values of the memory."""
+    return Shards(memory.name, 0, ((1, *memory.shape),) * len(program.place.workers), is_whole=False)
+
+
+def _remembered(program: Program) -> dict[str, int]:
+    """Where each worker's value of each memory lives: on that worker."""
+    return {
+        memory.part(position): rank
+        for memory in program.memories
+        for position, rank in enumerate(program.place.workers)
+    }
 
 
 def _idle(item: GraphItem, program: Program) -> frozenset[str]:

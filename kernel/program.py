@@ -8,6 +8,7 @@ from autodist_py.kernel.analysis import Analysis
 from autodist_py.kernel.device import Place
 from autodist_py.kernel.fragment import TensorSpec
 from autodist_py.kernel.graph_view import GraphView
+from autodist_py.kernel.memory import Memory
 from autodist_py.kernel.names import on_replica, op_of
 from autodist_py.kernel.parcel import Parcel
 from autodist_py.proto.graph_item import GraphItem
@@ -199,6 +200,7 @@ class Program:
         servers: what this worker runs as a server, in order.
         held: for each variable that lives on a server of several workers, the server's rank.
         refreshed: those of them whose new values the step brings to this worker.
+        memories: what the program keeps from step to step beside.
         launches: the collectives; after the pass that orders them, in the order in which every worker launches them.
         holds: what passes have brought about and later ones keep; `verify` checks it.
         next_instance_key: the key of the next collective that a pass adds.
@@ -220,6 +222,7 @@ class Program:
     servers: tuple[ServerProgram, ...] = ()
     held: Mapping[str, int] = field(default_factory=dict)
     refreshed: frozenset[str] = frozenset()
+    memories: tuple[Memory, ...] = ()
     launches: tuple[Launch, ...] = ()
     holds: frozenset[Promise] = frozenset()
     next_instance_key: int = 1

@@ -7,7 +7,7 @@
 5. Fetches and ops to run are in the graph.
 6. An op of one replica reads no op of another replica: what crosses goes through the kernel's own ops.
 7. A variable has no writer but those of the captured graph, and assignments of the kernel that all else which uses the
-   variable waits for.
+   variable waits for; a memory has one.
 
 Once the pass that brings it about has run:
 
@@ -143,13 +143,20 @@ def _check_writers(program: Program, changed: Iterable[tf.compat.v1.NodeDef]) ->
     graph, captured = program.graph, program.analysis.captured
     new = [node for node in changed if captured_name(node.name) not in captured.nodes]
     assigned: dict[str, str] = {}
+    memories = {memory.op for memory in program.memories}
+    remembered: set[str] = set()
     for node in new:
         if node.op in READS_VARIABLE or node.op in PASSES_HANDLE:
             continue
         for producer in graph.producers[node.name]:
             if graph.nodes[producer].op != VARIABLE_OP or f"^{producer}" in node.input:
                 continue
-            if captured_name(node.name).partition(ASSIGNED)[0] in program.analysis.writes[captured_name(producer)]:
+            if producer in memories - remembered:
+                remembered.add(producer)
+                continue
+            if captured_name(node.name).partition(ASSIGNED)[0] in program.analysis.writes.get(
+                captured_name(producer), ()
+            ):
                 continue  # It stands in the place of a writer.
             if not node.name.startswith(f"{KERNEL_SCOPE}/") or producer in assigned:
                 raise InvalidGraphError(

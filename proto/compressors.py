@@ -1,22 +1,57 @@
 """How gradients are coded on the wire: the compressors that a synchronizer may name, with their parameters.
 
 What they do is the kernel's (`kernel/compressors/`). A synchronizer has a compressor's text, such as
-`HorovodCompressor(dtype='bfloat16')`.
+`PowerSGDCompressor(rank=2)`. One of a package of its own is registered under the entry points
+`autodist_py.compressors`, or written `module:Name`.
 """
 
+import importlib
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from autodist_py.proto.calls import construct, parse_call
 from autodist_py.proto.checks import require_member
 from autodist_py.proto.errors import StrategyError
+from autodist_py.proto.text import known_names
 
+ENTRY_POINT_GROUP = "autodist_py.compressors"
 HALVES = ("float16", "bfloat16")
+
+_HALF_BYTES, _SINGLE_BYTES, _INDEX_BYTES = 2, 4, 4
+_LEAST_BLOCK = 4
+_MATRIX_AXES = 2
+
+
+@runtime_checkable
+class Compressor(Protocol):
+    """A way to code gradients; by custom a frozen dataclass whose fields are its parameters.
+
+    Attributes:
+        gathers: whether what the workers send is gathered and decoded by each, or (False) summed as it travels.
+        gives_up: what is lost, for people; "" where nothing is.
+    """
+
+    gathers: ClassVar[bool]
+    gives_up: ClassVar[str]
+
+    def wire_bytes(self, shape: tuple[int, ...], item: int) -> int:
+        """The bytes that stand for a dense gradient of this shape, of `item` bytes a number."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class NoneCompressor:
     """Gradients travel as they are."""
+
+    gathers: ClassVar[bool] = False
+    gives_up: ClassVar[str] = ""
+
+    def wire_bytes(self, shape: tuple[int, ...], item: int) -> int:
+        """See Compressor."""
+        return math.prod(shape) * item
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,37 +69,170 @@ class HorovodCompressor:
         StrategyError: there is no such type.
     """
 
+    gathers: ClassVar[bool] = False
+    gives_up: ClassVar[str] = "gradients are rounded to half precision, and cut off at an nth of its range on n workers"
+
     dtype: str = "float16"
 
     def __post_init__(self) -> None:
-        require_member(self.dtype, HALVES, "dtype of HorovodCompressor", error=StrategyError)
+        require_member(self.dtype, HALVES, f"dtype of {type(self).__name__}", error=StrategyError)
+
+    def wire_bytes(self, shape: tuple[int, ...], item: int) -> int:
+        """See Compressor."""
+        return math.prod(shape) * min(item, _HALF_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class HorovodCompressorEF:
-    """As HorovodCompressor; what rounding has taken away is added to the next step's gradient."""
+class HorovodCompressorEF(HorovodCompressor):
+    """As HorovodCompressor; what rounding and cutting off have taken away is added to the next step's gradient.
+
+    That is what each worker's own gradient has lost; what adding up in half precision rounds is not fed back. Rows of a
+    sparse gradient are rounded without feedback: they are other rows in the next step.
+    """
+
+    gives_up: ClassVar[str] = "gradients are rounded to half precision, and the error is added to the next step's"
 
 
 @dataclass(frozen=True, slots=True)
 class PowerSGDCompressor:
-    """Gradients are approximated at low rank; what is missing is added to the next step's gradient."""
+    """Gradients are approximated as products of two narrow matrices; what is missing is added to the next step's.
+
+    T. Vogels, S. P. Karimireddy, M. Jaggi: PowerSGD, NeurIPS 2019, algorithms 1 and 2: one power iteration a step that
+    begins with the last one's factor, orthogonalized, and error feedback from the approximation of the sum. A gradient
+    of more than two axes is taken for a matrix of its last axis by all others. One of fewer, and one of which the
+    factors would have no fewer bytes, travels as it is.
+
+    Attributes:
+        rank: the width of the factors.
+
+    Raises:
+        StrategyError: the rank is not 1 at least.
+    """
+
+    gathers: ClassVar[bool] = False
+    gives_up: ClassVar[str] = "gradients are approximated at low rank, and the error is added to the next step's"
+
+    rank: int = 4
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
+            raise StrategyError(f"rank of PowerSGDCompressor must be an integer >= 1; got {self.rank!r}")
+
+    def factors(self, shape: tuple[int, ...], item: int) -> tuple[int, int, int] | None:
+        """The rows and columns of the matrix, and the width of its factors; None: it travels as it is."""
+        if len(shape) < 2:
+            return None
+        rows, columns = math.prod(shape[:-1]), shape[-1]
+        rank = min(self.rank, rows, columns)
+        narrow = rank * (rows + columns) * max(item, _SINGLE_BYTES)
+        return (rows, columns, rank) if narrow < rows * columns * item else None
+
+    def wire_bytes(self, shape: tuple[int, ...], item: int) -> int:
+        """See Compressor."""
+        factors = self.factors(shape, item)
+        if factors is None:
+            return math.prod(shape) * item
+        rows, columns, rank = factors
+        return rank * (rows + columns) * max(item, _SINGLE_BYTES)
 
 
-Compressor = NoneCompressor | HorovodCompressor | HorovodCompressorEF | PowerSGDCompressor
+@dataclass(frozen=True, slots=True)
+class TopKCompressor:
+    """Of each gradient the largest numbers travel, with their places; the others are added to the next step's.
+
+    Y. Lin et al.: Deep Gradient Compression, ICLR 2018, section 3: local accumulation, momentum correction and momentum
+    factor masking; without its warm-up and its clipping.
+
+    Attributes:
+        ratio: how many of a gradient's numbers travel, of 1; one at least.
+        momentum: what the optimizer's momentum would be. It is applied by each worker to its own gradients, before the
+            largest are chosen, so the optimizer itself must have none. 0: no momentum correction, for any optimizer.
+
+    Raises:
+        StrategyError: a parameter is out of its range.
+    """
+
+    gathers: ClassVar[bool] = True
+    gives_up: ClassVar[str] = (
+        "only the largest numbers of gradients travel, and the others are added to the next step's"
+    )
+
+    ratio: float = 0.01
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ratio, bool) or not isinstance(self.ratio, int | float) or not 0 < self.ratio <= 1:
+            raise StrategyError(f"ratio of TopKCompressor is more than 0 and at most 1; got {self.ratio!r}")
+        if isinstance(self.momentum, bool) or not isinstance(self.momentum, int | float) or not 0 <= self.momentum < 1:
+            raise StrategyError(f"momentum of TopKCompressor is at least 0 and less than 1; got {self.momentum!r}")
+
+    def kept(self, elements: int) -> int:
+        """How many of so many numbers travel."""
+        return min(elements, max(1, math.ceil(self.ratio * elements)))
+
+    def wire_bytes(self, shape: tuple[int, ...], item: int) -> int:
+        """See Compressor."""
+        return self.kept(math.prod(shape)) * (max(item, _SINGLE_BYTES) + _INDEX_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Compressor:
+    """Numbers travel as 8 bits each, with a scale for each block of them; stochastic rounding keeps their mean.
+
+    D. Alistarh et al.: QSGD, NIPS 2017, with the largest number of a block as its scale. As a ring carries no bytes to
+    be summed, each worker is sent those of every other: with n workers (n - 1) bytes for each number, where a ring
+    sends 8 (n - 1) / n of float32. So it is for few workers. A block with an infinite number, or NaN, is all NaN.
+
+    Attributes:
+        block: how many numbers share a scale.
+
+    Raises:
+        StrategyError: a block is no multiple of 4.
+    """
+
+    gathers: ClassVar[bool] = True
+    gives_up: ClassVar[str] = "gradients are rounded to 8 bits, up or down at random so that their mean is kept"
+
+    block: int = 256
+
+    def __post_init__(self) -> None:
+        is_integer = isinstance(self.block, int) and not isinstance(self.block, bool)
+        if not is_integer or self.block < _LEAST_BLOCK or self.block % _LEAST_BLOCK:
+            raise StrategyError(f"block of Int8Compressor must be a multiple of {_LEAST_BLOCK}; got {self.block!r}")
+
+    def wire_bytes(self, shape: tuple[int, ...], item: int) -> int:
+        """See Compressor."""
+        elements = math.prod(shape)
+        return elements + _SINGLE_BYTES * -(-elements // self.block)
+
 
 COMPRESSORS: Mapping[str, type[Compressor]] = {
-    kind.__name__: kind for kind in (NoneCompressor, HorovodCompressor, HorovodCompressorEF, PowerSGDCompressor)
+    kind.__name__: kind
+    for kind in (
+        NoneCompressor,
+        HorovodCompressor,
+        HorovodCompressorEF,
+        PowerSGDCompressor,
+        TopKCompressor,
+        Int8Compressor,
+    )
 }
+"""Those that are built in."""
 
 
-def canonical(compressor: Compressor) -> str:
-    """The one text that stands for the compressor: its name, and the parameters that differ from their defaults."""
-    given = [
-        f"{one.name}={getattr(compressor, one.name)!r}"
-        for one in fields(compressor)
-        if getattr(compressor, one.name) != one.default
-    ]
-    return f"{type(compressor).__name__}({', '.join(given)})" if given else type(compressor).__name__
+def canonical(text: str, what: str) -> str:
+    """The one text that stands for a compressor: its name, and the parameters that differ from their defaults.
+
+    Raises:
+        StrategyError: as `compressor_of`.
+    """
+    compressor = compressor_of(text, what)
+    name, arguments = parse_call(text, "a compressor")
+    if is_dataclass(compressor):
+        defaults = {one.name: one.default for one in fields(compressor)}
+        arguments = {one: getattr(compressor, one) for one in defaults if getattr(compressor, one) != defaults[one]}
+    given = ", ".join(f"{one}={value!r}" for one, value in arguments.items())
+    return f"{name}({given})" if given else name
 
 
 def compressor_of(text: str, what: str) -> Compressor:
@@ -76,6 +244,26 @@ def compressor_of(text: str, what: str) -> Compressor:
     if not isinstance(text, str):
         raise StrategyError(f"{what} is a text, such as 'HorovodCompressor'; got {text!r}")
     name, arguments = parse_call(text, "a compressor")
-    require_member(name, COMPRESSORS, what, error=StrategyError)
-    compressor: Compressor = construct(COMPRESSORS[name], name, arguments, "compressor")
+    compressor = construct(_find(name, what), name, arguments, "compressor")
+    if not isinstance(compressor, Compressor):
+        raise StrategyError(f"{what}: {name} is no compressor: it has no gathers, gives_up and wire_bytes(shape, item)")
     return compressor
+
+
+def _find(name: str, what: str) -> Any:
+    if name in COMPRESSORS:
+        return COMPRESSORS[name]
+    location = name
+    if ":" not in name:
+        registered = {one.name: one.value for one in entry_points(group=ENTRY_POINT_GROUP)}
+        if name not in registered:
+            known = [*COMPRESSORS, *sorted(registered)]
+            raise StrategyError(
+                f"{what} must be one of {', '.join(known)}, or module:Name; got {name!r}; {known_names(name, known)}"
+            )
+        location = registered[name]
+    module, _, attribute = location.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise StrategyError(f"{what}: compressor {location!r} cannot be imported: {error}") from error

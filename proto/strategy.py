@@ -7,19 +7,13 @@ the resources is asked in `strategy_builders.validation`; what a synchronizer do
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autodist_py.proto import strategy_pb2 as pb
 from autodist_py.proto import wire
 from autodist_py.proto.checks import require_unique
-from autodist_py.proto.compressors import (
-    Compressor,
-    HorovodCompressor,
-    HorovodCompressorEF,
-    PowerSGDCompressor,
-    compressor_of,
-)
+from autodist_py.proto.compressors import compressor_of
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Variable
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, Pace, PSSynchronizer, Synchronizer
@@ -306,13 +300,6 @@ def _rows(node: Node, label: str) -> Iterator[tuple[object, ...]]:
         yield from _rows(part, f"  shard {index}")
 
 
-_COMPRESSION_LOSS: Mapping[type[Compressor], str] = {
-    HorovodCompressor: "gradients are rounded to half precision, and cut off at an nth of its range on n workers",
-    HorovodCompressorEF: "gradients are rounded to half precision, and the error is added to the next step's",
-    PowerSGDCompressor: "gradients are approximated at low rank, and the error is added to the next step's",
-}
-
-
 def _given_up(node: Node, workers: int) -> tuple[str, ...]:
     """What the node's synchronizers lose, each thing once."""
     losses = (loss for synchronizer in node.synchronizers for loss in _losses(synchronizer, workers))
@@ -320,9 +307,9 @@ def _given_up(node: Node, workers: int) -> tuple[str, ...]:
 
 
 def _losses(synchronizer: Synchronizer, workers: int) -> Iterator[str]:
-    kind = type(compressor_of(synchronizer.compressor, "compressor"))
-    if kind in _COMPRESSION_LOSS:
-        yield _COMPRESSION_LOSS[kind]
+    compressor = compressor_of(synchronizer.compressor, "compressor")
+    if compressor.gives_up:
+        yield compressor.gives_up
     if not isinstance(synchronizer, PSSynchronizer):
         return
     if not synchronizer.sync:

@@ -6,10 +6,11 @@ from typing import Any
 from autodist_py.proto import synchronizers_pb2 as pb
 from autodist_py.proto.calls import split_call
 from autodist_py.proto.checks import require_member, require_not_negative
-from autodist_py.proto.compressors import canonical, compressor_of
+from autodist_py.proto.compressors import COMPRESSORS, canonical
 from autodist_py.proto.errors import StrategyError
 
 _COMPRESSOR_ENUM = pb.AllReduceSynchronizer.Compressor
+_OTHER = "OtherCompressor"
 _SPEC_ENUM = pb.AllReduceSynchronizer.Spec
 
 ALL_REDUCE_SPECS: tuple[str, ...] = tuple(_SPEC_ENUM.keys())
@@ -29,17 +30,18 @@ class AllReduceSynchronizer:
 
     def __post_init__(self) -> None:
         require_member(self.spec, ALL_REDUCE_SPECS, "spec of an AllReduce synchronizer", error=StrategyError)
-        compressor = compressor_of(self.compressor, "compressor of an AllReduce synchronizer")
-        object.__setattr__(self, "compressor", canonical(compressor))  # Equal ones are written alike.
+        compressor = canonical(self.compressor, "compressor of an AllReduce synchronizer")
+        object.__setattr__(self, "compressor", compressor)  # Equal ones are written alike.
         for name in ("group", "bytes_per_pack"):
             require_not_negative(getattr(self, name), f"{name} of an AllReduce synchronizer", error=StrategyError)
 
     def to_proto(self) -> pb.AllReduceSynchronizer:
         """The wire form."""
-        name, arguments = split_call(self.compressor, "a compressor")
+        compressor, name, arguments = _compressor_fields(self.compressor)
         return pb.AllReduceSynchronizer(
             spec=self.spec,
-            compressor=name,
+            compressor=compressor,
+            compressor_name=name,
             compressor_arguments=arguments,
             group=self.group,
             bytes_per_pack=self.bytes_per_pack,
@@ -50,7 +52,7 @@ class AllReduceSynchronizer:
         """The value of a message that `to_proto` made."""
         return cls(
             spec=_enum_name(_SPEC_ENUM, message.spec),
-            compressor=_compressor(message.compressor, message.compressor_arguments),
+            compressor=_compressor(message),
             group=message.group,
             bytes_per_pack=message.bytes_per_pack,
         )
@@ -98,8 +100,8 @@ class PSSynchronizer:
     def __post_init__(self) -> None:
         if not self.reduction_destination:
             raise StrategyError("a PS synchronizer needs a reduction_destination, such as '10.0.0.1:CPU:0'; got ''")
-        compressor = compressor_of(self.compressor, "compressor of a PS synchronizer")
-        object.__setattr__(self, "compressor", canonical(compressor))  # Equal ones are written alike.
+        compressor = canonical(self.compressor, "compressor of a PS synchronizer")
+        object.__setattr__(self, "compressor", compressor)  # Equal ones are written alike.
         for name in ("staleness", "replicas_to_aggregate", "group"):
             require_not_negative(getattr(self, name), f"{name} of a PS synchronizer", error=StrategyError)
 
@@ -110,14 +112,15 @@ class PSSynchronizer:
 
     def to_proto(self) -> pb.PSSynchronizer:
         """The wire form."""
-        name, arguments = split_call(self.compressor, "a compressor")
+        compressor, name, arguments = _compressor_fields(self.compressor)
         return pb.PSSynchronizer(
             reduction_destination=self.reduction_destination,
             local_replication=self.local_replication,
             sync=self.sync,
             staleness=self.staleness,
             replicas_to_aggregate=self.replicas_to_aggregate,
-            compressor=_COMPRESSOR_ENUM.Value(name),
+            compressor=_COMPRESSOR_ENUM.Value(compressor),
+            compressor_name=name,
             compressor_arguments=arguments,
             group=self.group,
         )
@@ -131,7 +134,7 @@ class PSSynchronizer:
             sync=message.sync,
             staleness=message.staleness,
             replicas_to_aggregate=message.replicas_to_aggregate,
-            compressor=_compressor(message.compressor, message.compressor_arguments),
+            compressor=_compressor(message),
             group=message.group,
         )
 
@@ -145,9 +148,16 @@ def _enum_name(enum: Any, number: int) -> str:
     return str(enum.Name(number))
 
 
-def _compressor(number: int, arguments: str) -> str:
-    name = _enum_name(_COMPRESSOR_ENUM, number)
-    return f"{name}({arguments})" if arguments else name
+def _compressor_fields(text: str) -> tuple[str, str, str]:
+    """A compressor's name in the enum, its own where it has none there, and its arguments."""
+    name, arguments = split_call(text, "a compressor")
+    return (name, "", arguments) if name in COMPRESSORS else (_OTHER, name, arguments)
+
+
+def _compressor(message: pb.AllReduceSynchronizer | pb.PSSynchronizer) -> str:
+    name = _enum_name(_COMPRESSOR_ENUM, message.compressor)
+    name = message.compressor_name if name == _OTHER else name
+    return f"{name}({message.compressor_arguments})" if message.compressor_arguments else name
 
 
 Synchronizer = PSSynchronizer | AllReduceSynchronizer

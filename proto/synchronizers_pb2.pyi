@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PSSynchronizer(_message.Message):
-    __slots__ = ("reduction_destination", "local_replication", "sync", "staleness", "replicas_to_aggregate", "compressor", "group", "compressor_arguments")
+    __slots__ = ("reduction_destination", "local_replication", "sync", "staleness", "replicas_to_aggregate", "compressor", "group", "compressor_arguments", "compressor_name")
     REDUCTION_DESTINATION_FIELD_NUMBER: _ClassVar[int]
     LOCAL_REPLICATION_FIELD_NUMBER: _ClassVar[int]
     SYNC_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,7 @@ class PSSynchronizer(_message.Message):
     COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     COMPRESSOR_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSOR_NAME_FIELD_NUMBER: _ClassVar[int]
     reduction_destination: str
     local_replication: bool
     sync: bool
@@ -23,10 +24,11 @@ class PSSynchronizer(_message.Message):
     compressor: int
     group: int
     compressor_arguments: str
-    def __init__(self, reduction_destination: _Optional[str] = ..., local_replication: _Optional[bool] = ..., sync: _Optional[bool] = ..., staleness: _Optional[int] = ..., replicas_to_aggregate: _Optional[int] = ..., compressor: _Optional[int] = ..., group: _Optional[int] = ..., compressor_arguments: _Optional[str] = ...) -> None: ...
+    compressor_name: str
+    def __init__(self, reduction_destination: _Optional[str] = ..., local_replication: _Optional[bool] = ..., sync: _Optional[bool] = ..., staleness: _Optional[int] = ..., replicas_to_aggregate: _Optional[int] = ..., compressor: _Optional[int] = ..., group: _Optional[int] = ..., compressor_arguments: _Optional[str] = ..., compressor_name: _Optional[str] = ...) -> None: ...
 
 class AllReduceSynchronizer(_message.Message):
-    __slots__ = ("spec", "compressor", "group", "bytes_per_pack", "compressor_arguments")
+    __slots__ = ("spec", "compressor", "group", "bytes_per_pack", "compressor_arguments", "compressor_name")
     class Spec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         AUTO: _ClassVar[AllReduceSynchronizer.Spec]
@@ -43,18 +45,26 @@ class AllReduceSynchronizer(_message.Message):
         HorovodCompressor: _ClassVar[AllReduceSynchronizer.Compressor]
         HorovodCompressorEF: _ClassVar[AllReduceSynchronizer.Compressor]
         PowerSGDCompressor: _ClassVar[AllReduceSynchronizer.Compressor]
+        TopKCompressor: _ClassVar[AllReduceSynchronizer.Compressor]
+        Int8Compressor: _ClassVar[AllReduceSynchronizer.Compressor]
+        OtherCompressor: _ClassVar[AllReduceSynchronizer.Compressor]
     NoneCompressor: AllReduceSynchronizer.Compressor
     HorovodCompressor: AllReduceSynchronizer.Compressor
     HorovodCompressorEF: AllReduceSynchronizer.Compressor
     PowerSGDCompressor: AllReduceSynchronizer.Compressor
+    TopKCompressor: AllReduceSynchronizer.Compressor
+    Int8Compressor: AllReduceSynchronizer.Compressor
+    OtherCompressor: AllReduceSynchronizer.Compressor
     SPEC_FIELD_NUMBER: _ClassVar[int]
     COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_PACK_FIELD_NUMBER: _ClassVar[int]
     COMPRESSOR_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSOR_NAME_FIELD_NUMBER: _ClassVar[int]
     spec: AllReduceSynchronizer.Spec
     compressor: AllReduceSynchronizer.Compressor
     group: int
     bytes_per_pack: int
     compressor_arguments: str
-    def __init__(self, spec: _Optional[_Union[AllReduceSynchronizer.Spec, str]] = ..., compressor: _Optional[_Union[AllReduceSynchronizer.Compressor, str]] = ..., group: _Optional[int] = ..., bytes_per_pack: _Optional[int] = ..., compressor_arguments: _Optional[str] = ...) -> None: ...
+    compressor_name: str
+    def __init__(self, spec: _Optional[_Union[AllReduceSynchronizer.Spec, str]] = ..., compressor: _Optional[_Union[AllReduceSynchronizer.Compressor, str]] = ..., group: _Optional[int] = ..., bytes_per_pack: _Optional[int] = ..., compressor_arguments: _Optional[str] = ..., compressor_name: _Optional[str] = ...) -> None: ...

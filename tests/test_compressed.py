@@ -1,5 +1,6 @@
-"""Gradients that are compressed while they travel: one step equals a model of it in numpy."""
+"""Gradients that are compressed while they travel: steps equal a model of them in numpy."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,25 +10,25 @@ from sklearn.datasets import load_digits
 
 from autodist_py import AutoDist
 from autodist_py.strategy_builders.all_reduce import AllReduce
-from tests.cluster_pool import TWO_WORKERS, Cluster
+from tests.cluster_pool import TWO_WORKERS, UNEVEN_WORKERS, Cluster
 from tests.cluster_pool import same_on_all_workers as same
+from tests.compressor_models import MODELS, halved, model_of
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(6, 20)) * np.logspace(-3, 3, 20)
 IDS = np.array([0, 4, 4, 2, 1, 4])
-HALVES = {"float16": tf.float16, "bfloat16": tf.bfloat16}
+HALVES = ("float16", "bfloat16")
 
 
-def train(dtype: str, spec: str, width: int) -> dict[str, np.ndarray]:
-    compressor = f"HorovodCompressor(dtype='{dtype}')"
+def train(kind: str, dtype: str, spec: str, width: int) -> dict[str, np.ndarray]:
+    compressor = f"{kind}(dtype='{dtype}')"
     weights = tf.Variable(np.linspace(-1, 1, 20), name="weights")
     table = tf.Variable(np.arange(5.0 * width).reshape(5, width) / 7, name="table")
     before = {"weights": weights.numpy(), "table": table.numpy()}
-    half = HALVES[dtype].as_numpy_dtype
 
     def rounded(parts: list[Any]) -> np.ndarray:
         """The sum of what both workers send, of their halves of the batch."""
-        return (np.asarray(parts[0]).astype(half) + np.asarray(parts[1]).astype(half)).astype(np.float64)
+        return (halved(parts[0], dtype) + halved(parts[1], dtype)).astype(np.float64)
 
     with AutoDist(strategy_builder=AllReduce(all_reduce_spec=spec, compressor=compressor)) as autodist:
 
@@ -49,7 +50,7 @@ def train(dtype: str, spec: str, width: int) -> dict[str, np.ndarray]:
     for part in np.split(IDS, 2):
         for row in dict.fromkeys(part):  # Rows of one index are added up first, as the update adds them up itself.
             gradient = np.sum(part == row) * 2 * before["table"][row] / 3 / 2
-            wanted[row] -= 0.5 * gradient.astype(half).astype(np.float64)
+            wanted[row] -= 0.5 * halved(gradient, dtype).astype(np.float64)
     np.testing.assert_allclose(table.numpy(), wanted, rtol=1e-12)
     assert not np.allclose(weights.numpy(), before["weights"] - 0.5 * X.mean(axis=0), rtol=1e-6), "it is not exact"
     return {"weights": weights.numpy(), "table": table.numpy()}
@@ -59,8 +60,119 @@ def train(dtype: str, spec: str, width: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("width", [3, 4])
 @pytest.mark.parametrize("spec", ["AUTO", "RING"])
 @pytest.mark.parametrize("dtype", HALVES)
-def test_half_precision_is_that_of_numpy(cluster: Cluster, dtype: str, spec: str, width: int) -> None:
-    same(cluster.run(train, dtype=dtype, spec=spec, width=width))
+@pytest.mark.parametrize("kind", ["HorovodCompressor", "HorovodCompressorEF"])
+def test_half_precision_is_that_of_numpy(cluster: Cluster, kind: str, dtype: str, spec: str, width: int) -> None:
+    same(cluster.run(train, kind=kind, dtype=dtype, spec=spec, width=width))
+
+
+SHAPES = {"matrix": (12, 10), "vector": (20,), "kernel": (2, 3, 4, 6)}
+
+
+def batches(steps: int) -> list[dict[str, np.ndarray]]:
+    """For each step and variable a gradient for each of 8 examples."""
+    rng = np.random.default_rng(9)
+    return [{f"of_{name}": rng.normal(size=(8, *shape)) for name, shape in SHAPES.items()} for _ in range(steps)]
+
+
+def make(builder: AllReduce) -> tuple[AutoDist, dict[str, tf.Variable], Any]:
+    """A program whose gradients are its arguments, so that they are known whatever the weights."""
+    autodist = AutoDist(strategy_builder=builder)
+    weights = {name: tf.Variable(np.zeros(shape), name=name) for name, shape in SHAPES.items()}
+
+    @autodist.function
+    def step(of_matrix: tf.Tensor, of_vector: tf.Tensor, of_kernel: tf.Tensor) -> tf.Tensor:
+        given = {"matrix": of_matrix, "vector": of_vector, "kernel": of_kernel}
+        with tf.GradientTape() as tape:
+            per_example = [
+                tf.reduce_sum(tf.reshape(given[name] * weights[name], [tf.shape(of_matrix)[0], -1]), axis=1)
+                for name in SHAPES
+            ]
+            loss = tf.reduce_mean(tf.add_n(per_example))
+        for name, gradient in tape.gradient(loss, weights).items():
+            weights[name].assign_sub(gradient)
+        return loss
+
+    return autodist, weights, step
+
+
+def by_model(compressor: str, steps: int, ranks: int, spec: str, replicas: tuple[int, ...]) -> dict[str, np.ndarray]:
+    autodist, weights, step = make(AllReduce(1 if "Int8" in compressor else 128, spec, compressor))
+    models = {name: model_of(compressor, name, shape) for name, shape in SHAPES.items()}
+    expected = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    # Examples are shared out evenly among replicas, the first ones of which have those that are left.
+    rows = [len(part) for part in np.array_split(np.arange(8), sum(replicas))]
+    ends = np.cumsum([sum(rows[sum(replicas[:rank]) : sum(replicas[: rank + 1])]) for rank in range(ranks)])
+    with autodist:
+        for batch in batches(steps):
+            step(**batch)
+            for name, model in models.items():
+                own = [part.sum(axis=0) / 8 for part in np.split(batch[f"of_{name}"], ends[:-1])]
+                expected[name] -= model(own)
+                np.testing.assert_allclose(weights[name].numpy(), expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
+    return {name: weight.numpy() for name, weight in weights.items()}
+
+
+@pytest.mark.parametrize(
+    "cluster", [TWO_WORKERS, UNEVEN_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
+)
+@pytest.mark.parametrize("spec", ["AUTO", "RING"])
+@pytest.mark.parametrize("compressor", MODELS)
+def test_steps_are_those_of_the_model(cluster: Cluster, compressor: str, spec: str) -> None:
+    """Over 4 steps: what is kept from one to the next is kept."""
+    replicas = cluster.shape.replicas
+    same(cluster.run(by_model, compressor=compressor, steps=4, ranks=len(replicas), spec=spec, replicas=replicas))
+
+
+KEEPING = [
+    "HorovodCompressorEF",
+    "PowerSGDCompressor(rank=1)",
+    "TopKCompressor(momentum=0.5, ratio=0.05)",
+    "Int8Compressor",
+]
+
+
+def resumed(compressor: str, folder: str) -> list[float]:
+    """How far from a run's end others are that take it up again in the middle: with state, without, anew with state."""
+    autodist, weights, step = make(AllReduce(compressor=compressor, chunk_size=1))
+    data = batches(4)
+    with autodist:
+        checkpoint = tf.train.Checkpoint(weights=weights, state=autodist.compressor_state)
+        bare = tf.train.Checkpoint(weights=weights)
+        for batch in data[:2]:
+            step(**batch)
+        path = f"{folder}/{autodist.rank}"
+        checkpoint.write(path)  # Each worker its own: it asks the others for what they keep.
+        for batch in data[2:]:
+            step(**batch)
+        straight = {name: weight.numpy() for name, weight in weights.items()}
+        kept = {variable.name: variable.numpy() for variable in autodist.compressor_state.variables}
+        assert kept
+        assert all(value.shape[0] == autodist.num_workers for value in kept.values())
+        gaps = []
+        for one in (checkpoint, bare):
+            one.read(path).expect_partial()
+            for batch in data[2:]:
+                step(**batch)
+            gaps.append(max(float(np.abs(weights[name].numpy() - straight[name]).max()) for name in SHAPES))
+            if one is checkpoint:
+                for variable in autodist.compressor_state.variables:
+                    np.testing.assert_array_equal(variable.numpy(), kept[variable.name])
+    autodist, weights, step = make(AllReduce(compressor=compressor, chunk_size=1))
+    with autodist:  # Restored before the first step, which makes the state.
+        tf.train.Checkpoint(weights=weights, state=autodist.compressor_state).read(path).expect_partial()
+        for batch in data[2:]:
+            step(**batch)
+        gaps.append(max(float(np.abs(weights[name].numpy() - straight[name]).max()) for name in SHAPES))
+    return gaps
+
+
+@pytest.mark.parametrize("cluster", [TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
+@pytest.mark.parametrize("compressor", KEEPING)
+def test_what_is_kept_from_step_to_step_is_in_checkpoints(cluster: Cluster, compressor: str, tmp_path: Path) -> None:
+    for with_state, without, in_another_run in cluster.run(resumed, compressor=compressor, folder=str(tmp_path)):
+        assert with_state == 0.0
+        assert in_another_run == 0.0
+        assert without > 0.0
 
 
 def digits(compressor: str, seed: int) -> float:
@@ -100,7 +212,15 @@ def digits(compressor: str, seed: int) -> float:
 
 @pytest.mark.parametrize("cluster", [TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
 def test_digits_are_learnt_as_well_as_without_compression(cluster: Cluster) -> None:
-    compressors = ["NoneCompressor", "HorovodCompressor", "HorovodCompressor(dtype='bfloat16')"]
+    compressors = [
+        "NoneCompressor",
+        "HorovodCompressor",
+        "HorovodCompressor(dtype='bfloat16')",
+        "HorovodCompressorEF",
+        "PowerSGDCompressor",
+        "TopKCompressor",
+        "Int8Compressor",
+    ]
     accuracy = {
         compressor: np.mean([cluster.run(digits, compressor=compressor, seed=seed)[0] for seed in range(3)])
         for compressor in compressors

@@ -59,6 +59,12 @@ class Held:
             self._left.clear()  # Before the update, which would copy what shares its memory.
             yield
 
+    def changed(self, variables: Iterable[tf.Variable]) -> None:
+        """A step of this worker's program has given these new values."""
+        with self._lock:
+            for variable in variables:
+                self._left.pop(self._numbers[variable], None)
+
     def value(self, number: int) -> tf.Tensor:
         """What the last update left in the variable of that number."""
         with self._lock:

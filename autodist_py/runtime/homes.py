@@ -98,6 +98,11 @@ class Homes:
                 self.held.add(home.number, shard)
         return sharded.own[position]
 
+    def own_part(self, variable: tf.Variable) -> tf.Variable:
+        """This worker's shard of a variable of which it has one."""
+        (part,) = self._sharded[variable].own.values()
+        return part
+
     def _new_home(self, rank: int) -> Home:
         self._count += 1
         return Home(self._count, rank)

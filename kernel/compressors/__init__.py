@@ -1,1 +1,1 @@
-"""How gradients are coded on the wire: no variable, no strategy, only tensors."""
+"""How gradients are coded on the wire: no variable of the user's, no strategy, only tensors."""

@@ -111,7 +111,9 @@ class Collectives:
     def gather(self, value: tf.Tensor) -> tf.Tensor:
         """Each worker's value, of one static shape, stacked in rank order."""
         value = tf.expand_dims(value, 0)
-        return value if self.num_workers == 1 else self._gather(value, self._take_keys())
+        everyone = value if self.num_workers == 1 else self._gather(value, self._take_keys())
+        everyone.set_shape([self.num_workers, *value.shape[1:]])
+        return everyone
 
     def _gather(self, value: tf.Tensor, key: int | tf.Tensor) -> tf.Tensor:
         if value.dtype == tf.bfloat16:  # Reductions carry it, gathers do not.

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist_py.kernel.cross_device_ops.collective import Collectives
+from autodist_py.kernel.memory import Recorder
 from autodist_py.kernel.names import on_replica, op_of
 from autodist_py.kernel.passes.launches import with_launches
 from autodist_py.kernel.program import Program
@@ -17,8 +18,9 @@ class Synchronize:
 
     Requires: a replicated graph in which each recorded gradient's tensors are the results of ops of their own
         (`Identity`: capture makes them), so that all that reads a gradient reads it there.
-    Ensures: those ops pass on the combined gradient: the sum over replicas, each weighted by its share of the examples
-        (loss "mean"), or plain ("sum"). Clipping, schedules and the update, which read them, are as on one device.
+    Ensures: those ops pass on the combined gradient, as far as its compressor keeps it: the sum over replicas, each
+        weighted by its share of the examples (loss "mean"), or plain ("sum"). Clipping, schedules and the update, which
+        read them, are as on one device.
     """
 
     name: ClassVar[str] = "synchronize"
@@ -29,12 +31,17 @@ class Synchronize:
         view = program.graph
         edits = Edits()
         for group in all_reduce.groups(program):
-            collectives = Collectives(program.place, program.next_instance_key)
-            fragment = all_reduce.combine(program, group, view, collectives)
+            collectives, recorder = Collectives(program.place, program.next_instance_key), Recorder()
+            fragment = all_reduce.combine(program, group, view, collectives, recorder)
             edits.add(fragment.nodes)
             for gradient, copies in zip(group.gradients, fragment.outputs, strict=True):
                 for replica, tensors in enumerate(copies):
                     for seam, tensor in zip(gradient.tensors, tensors, strict=True):
                         edits.set_input(on_replica(replica, op_of(seam)), 0, tensor)
             program = with_launches(program, collectives, rank=group.rank(program), what=str(group))
+            program = replace(
+                program,
+                memories=(*program.memories, *recorder.memories),
+                run_ops=(*program.run_ops, *recorder.writers),
+            )
         return replace(program, graph=edits.apply(view))

@@ -7,21 +7,24 @@ order; of several lookups in one table, the same rows grouped by replica. A work
 it sends them where that makes no difference to the update.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import tensorflow as tf
 
-from autodist_py.kernel.compressors.coding import coding_of
+from autodist_py.kernel.compressors.codec import Dense, Wire
+from autodist_py.kernel.compressors.registry import codec_of
+from autodist_py.kernel.compressors.rounding import rounded, travelling
 from autodist_py.kernel.cross_device_ops import packing
 from autodist_py.kernel.cross_device_ops.collective import REDUCIBLE, Collectives, on_each
 from autodist_py.kernel.fragment import Fragment, trace
 from autodist_py.kernel.graph_view import GraphView
+from autodist_py.kernel.memory import Recorder
 from autodist_py.kernel.names import KERNEL_SCOPE, op_of
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.synchronizers.lookups import adds_rows_up
 from autodist_py.kernel.weights import batch_specs, raw_gradient, replica_weights, sum_duplicates, weighted
+from autodist_py.proto.compressors import Compressor, HorovodCompressor, NoneCompressor, compressor_of
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient
 from autodist_py.proto.synchronizers import AllReduceSynchronizer
@@ -54,6 +57,11 @@ class Group:
     def is_sparse(self) -> bool:
         """Whether this is a sparse gradient, which is a group by itself."""
         return self.gradients[0].is_sparse
+
+    @property
+    def compressor(self) -> Compressor:
+        """How its gradients are coded."""
+        return compressor_of(self.synchronizer.compressor, "compressor")
 
     @property
     def scope(self) -> str:
@@ -93,27 +101,34 @@ def groups(program: Program) -> Iterator[Group]:
         else:
             dense.setdefault(key, []).append(gradient)
     for key, gradients in dense.items():
-        for pack, together in enumerate(_packed(program, gradients, _pack_elements(key[0], key[-1]))):
+        for pack, together in enumerate(_packed(program, gradients, key[0])):
             yield Group(*key, together, pack)
 
 
-def _pack_elements(synchronizer: AllReduceSynchronizer, dtype: tf.DType) -> int:
-    """How many elements of a type a buffer has, as it travels."""
-    most = synchronizer.bytes_per_pack or AUTOMATIC_PACK_BYTES
-    return max(1, most // coding_of(synchronizer.compressor, dtype).dtype.size)
+def _wire_bytes(program: Program, synchronizer: AllReduceSynchronizer, gradient: Gradient) -> int:
+    """The bytes that stand for a dense gradient between workers."""
+    variable = program.item.variable(gradient.variable)
+    compressor = compressor_of(synchronizer.compressor, "compressor")
+    return compressor.wire_bytes(variable.shape, tf.as_dtype(variable.dtype).size)
 
 
-def _packed(program: Program, gradients: Sequence[Gradient], most: int) -> Iterator[tuple[Gradient, ...]]:
-    """The gradients as back-propagation finishes them, together as far as they have `most` elements."""
+def _pack_bytes(synchronizer: AllReduceSynchronizer) -> int:
+    return synchronizer.bytes_per_pack or AUTOMATIC_PACK_BYTES
+
+
+def _packed(
+    program: Program, gradients: Sequence[Gradient], synchronizer: AllReduceSynchronizer
+) -> Iterator[tuple[Gradient, ...]]:
+    """The gradients as back-propagation finishes them, together as far as a buffer holds them."""
     pack: list[Gradient] = []
-    elements = 0
+    size = 0
     for gradient in sorted(gradients, key=program.analysis.gradient_depth):
-        more = math.prod(program.item.variable(gradient.variable).shape)
-        if pack and elements + more > most:
+        more = _wire_bytes(program, synchronizer, gradient)
+        if pack and size + more > _pack_bytes(synchronizer):
             yield tuple(pack)
-            pack, elements = [], 0
+            pack, size = [], 0
         pack.append(gradient)
-        elements += more
+        size += more
     yield tuple(pack)
 
 
@@ -123,26 +138,26 @@ def _check(program: Program, synchronizer: AllReduceSynchronizer, gradient: Grad
             f"variable '{gradient.variable}': all_reduce_spec '{synchronizer.spec}' cannot run on CPU devices; "
             "use AUTO or RING"
         )
-    try:
-        coding_of(synchronizer.compressor, dtype)
-    except StrategyError as error:
-        raise StrategyError(f"variable '{gradient.variable}': {error}") from None
     if dtype not in REDUCIBLE:
         raise StrategyError(
             f"variable '{gradient.variable}' is of type {dtype.name}, which collectives do not carry; "
             f"they carry {', '.join(sorted(kind.name for kind in REDUCIBLE))}"
         )
-    elements = math.prod(program.item.variable(gradient.variable).shape)
-    if not gradient.is_sparse and elements > _MOST_PIECES * _pack_elements(synchronizer, dtype):
+    if gradient.is_sparse:
+        return
+    size = _wire_bytes(program, synchronizer, gradient)
+    if size > _MOST_PIECES * _pack_bytes(synchronizer):
         raise StrategyError(
             f"variable '{gradient.variable}': bytes_per_pack={synchronizer.bytes_per_pack} is too small for its "
-            f"gradient of {elements} elements, which would be reduced in more than {_MOST_PIECES} pieces; give a "
+            f"gradient, of which {size} bytes travel: it would be reduced in more than {_MOST_PIECES} pieces; give a "
             "larger one, or 0, an automatic one"
         )
 
 
-def combine(program: Program, group: Group, view: GraphView, collectives: Collectives) -> Fragment:
+def combine(program: Program, group: Group, view: GraphView, collectives: Collectives, recorder: Recorder) -> Fragment:
     """The ops that combine `group` over all replicas; `view` is of the program's graph.
+
+    What the compressor keeps from step to step is `recorder`'s.
 
     The fragment's outputs are, for each gradient, for each local replica, the combined tensors: one of a dense
     gradient; indices, values and dense shape of a sparse one.
@@ -158,6 +173,8 @@ def combine(program: Program, group: Group, view: GraphView, collectives: Collec
         if group.is_sparse:
             return [_reduce_sparse(program, group, gradients[0], weights, collectives)]
         dense = [[tensors[0] for tensors in copies] for copies in gradients]
+        if _is_coded(program, group, collectives):
+            return _reduce_coded(program, group, dense, weights, collectives, recorder)
         return _reduce_dense(program, group, dense, weights, collectives)
 
     return trace(reduce, [batch_specs(program), raw], scope=group.scope)
@@ -187,47 +204,111 @@ def _reduce_dense(
 def _reduce_buffers(
     synchronizer: AllReduceSynchronizer, buffers: Sequence[tf.Tensor], collectives: Collectives
 ) -> list[tf.Tensor]:
-    """The sum of all replicas' buffers, on each local replica's device; what leaves no worker is not compressed."""
-    if collectives.num_workers == 1:
-        synchronizer = replace(synchronizer, compressor="NoneCompressor")
+    """The sum of all replicas' buffers, on each local replica's device."""
     devices = [replica.device for replica in collectives.place.local_replicas]
     if synchronizer.spec in _ONE_RING:
-        return _in_pieces(
-            synchronizer, buffers, devices, collectives.place.num_replicas, collectives.ring_over_replicas
-        )
-
-    def over_workers(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        with tf.device(devices[0]):
-            return [collectives.sum_over_workers(values[0])]
-
+        return _in_pieces(synchronizer, buffers, devices, collectives.ring_over_replicas)
     with tf.device(devices[0]):
         total = tf.add_n(list(buffers)) if len(buffers) > 1 else buffers[0]
-    if collectives.num_workers > 1:
-        (total,) = _in_pieces(synchronizer, [total], devices[:1], collectives.num_workers, over_workers)
-    return on_each(total, devices)
+        return on_each(_total(synchronizer, total, collectives), devices)
+
+
+def _total(synchronizer: AllReduceSynchronizer, value: tf.Tensor, collectives: Collectives) -> tf.Tensor:
+    """The sum of one value per worker, on the device that is current."""
+    if collectives.num_workers == 1:
+        return value
+    device = collectives.place.local_replicas[0].device
+    (total,) = _in_pieces(synchronizer, [value], [device], lambda members: [collectives.sum_over_workers(members[0])])
+    return total
 
 
 def _in_pieces(
     synchronizer: AllReduceSynchronizer,
     members: Sequence[tf.Tensor],
     devices: Sequence[str],
-    terms: int,
     reduce: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """What `reduce` makes of the members, of which there are `terms` in the cluster, compressed, piece by piece."""
-    coding = coding_of(synchronizer.compressor, members[0].dtype)
+    """What `reduce` makes of the members, piece by piece."""
+    most = max(1, _pack_bytes(synchronizer) // members[0].dtype.size)
     pieces = []
     for member, device in zip(members, devices, strict=True):
         with tf.device(device):
-            compressed = coding.compress(member, terms)
-            sizes = packing.piece_sizes(compressed, _pack_elements(synchronizer, member.dtype))
-            pieces.append(packing.cut(compressed, sizes))
-    combined = [reduce(piece) for piece in zip(*pieces, strict=True)]
+            pieces.append(packing.cut(member, packing.piece_sizes(member, most)))
+    combined = []
+    for piece in zip(*pieces, strict=True):
+        with tf.device(devices[0]):
+            combined.append(reduce(piece))
     results = []
     for member, device, parts in zip(members, devices, zip(*combined, strict=True), strict=True):
         with tf.device(device):
-            results.append(coding.decompress(packing.join(parts, member.shape), member.dtype))
+            results.append(packing.join(parts, member.shape))
     return results
+
+
+def _is_coded(program: Program, group: Group, collectives: Collectives) -> bool:
+    """Whether the group's gradients are coded: what does not leave a worker is not, nor is nothing."""
+    is_empty = not any(_wire_bytes(program, group.synchronizer, gradient) for gradient in group.gradients)
+    return collectives.num_workers > 1 and not is_empty and not isinstance(group.compressor, NoneCompressor)
+
+
+def _reduce_coded(
+    program: Program,
+    group: Group,
+    gradients: Sequence[Sequence[tf.Tensor]],
+    weights: Sequence[tf.Tensor],
+    collectives: Collectives,
+    recorder: Recorder,
+) -> list[list[list[tf.Tensor]]]:
+    """As `_reduce_dense`: local replicas are added up, and what leaves the worker is coded."""
+    place = collectives.place
+    devices = [replica.device for replica in place.local_replicas]
+    codec = codec_of(group.compressor)
+    wire = Wire(
+        place.workers.index(place.worker),
+        collectives.num_workers,
+        lambda value: _total(group.synchronizer, value, collectives),
+    )
+    with tf.device(devices[0]):
+        own = [_local_sum(copies, weights, devices) for copies in gradients]
+        described = [
+            Dense(gradient.variable, tuple(value.shape), value.dtype)
+            for gradient, value in zip(group.gradients, own, strict=True)
+        ]
+        memories = [
+            {
+                name: recorder.read(
+                    f"{gradient.variable}/{type(group.compressor).__name__}/{name}",
+                    _owner(program, gradient),
+                    slot.shape,
+                    slot.dtype,
+                    slot.initial,
+                )
+                for name, slot in slots.items()
+            }
+            for gradient, slots in zip(group.gradients, codec.init(described), strict=True)
+        ]
+        states = [{name: value for name, (_, value) in memory.items()} for memory in memories]
+        sent, kept = codec.compress(own, states, wire)
+        travelled = collectives.gather(sent) if group.compressor.gathers else wire.total(sent)
+        totals, after = codec.decompress(travelled, kept, wire)
+        for memory, state in zip(memories, after, strict=True):
+            for name, (handle, _) in memory.items():
+                recorder.write(handle, state[name], after=[travelled])
+    return [[[copy] for copy in on_each(total, devices)] for total in totals]
+
+
+def _local_sum(copies: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], devices: Sequence[str]) -> tf.Tensor:
+    parts = []
+    for copy, weight, device in zip(copies, weights, devices, strict=True):
+        with tf.device(device):
+            parts.append(weighted(copy, weight))
+    return tf.add_n(parts) if len(parts) > 1 else parts[0]
+
+
+def _owner(program: Program, gradient: Gradient) -> str:
+    """The user's variable whose gradient, or whose shard's, it is."""
+    cut = {name: shards.variable for shards in program.shards for name in shards.names}
+    return cut.get(gradient.variable, gradient.variable)
 
 
 def _reduce_sparse(
@@ -238,7 +319,8 @@ def _reduce_sparse(
     collectives: Collectives,
 ) -> list[list[tf.Tensor]]:
     replicas = program.place.local_replicas
-    coding = coding_of(group.synchronizer.compressor, group.dtype)
+    compressor = group.compressor
+    half = travelling(compressor, group.dtype) if isinstance(compressor, HorovodCompressor) else group.dtype
     parts = []
     for replica, (indices, values, _), weight in zip(replicas, gradients, weights, strict=True):
         with tf.device(replica.device):
@@ -249,8 +331,8 @@ def _reduce_sparse(
         if program.options.sum_duplicates or (travels and adds_rows_up(program, group.gradients[0])):
             indices, values = sum_duplicates(indices, values)
         if travels:
-            indices, coded = collectives.gather_rows([indices, coding.compress(values, 1)])
-            values = coding.decompress(coded, values.dtype)
+            indices, coded = collectives.gather_rows([indices, rounded(values, half, 1)])
+            values = tf.cast(coded, values.dtype)
         if program.options.sum_duplicates and travels:
             indices, values = sum_duplicates(indices, values)
     combined = []

@@ -1,0 +1,53 @@
+"""What compressors keep from step to step, as variables that people see, and that checkpoints can have."""
+
+import weakref
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from autodist_py import tf_adapter
+from autodist_py.kernel.memory import Memory
+from autodist_py.kernel.names import unique_names
+from autodist_py.runtime.kept import Kept
+
+
+class Memories(tf.Module):
+    """The memories of an AutoDist's programs: each a variable with the values of all workers, in rank order.
+
+    As an object of a `tf.train.Checkpoint` it is saved and restored with the rest. It may be restored before the first
+    step, which makes the variables. A worker's part of them lives on that worker: it is asked for when somebody looks.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is remembered yet."""
+        super().__init__(name="compressor_state")
+        self._made: Kept[dict[str, str]] = Kept()
+        """For each of the user's variables the names of what is kept for it, by the names in programs."""
+
+    def of(
+        self, memories: Sequence[Memory], variables: Mapping[str, tf.Variable], workers: int
+    ) -> dict[str, tf.Variable]:
+        """The variables of a program's memories, by name; those that other programs of the same variables have, too."""
+        found = {}
+        for memory in memories:
+            owner = variables[memory.owner]
+            if owner not in self._made:
+                self._made[owner] = {}
+            names = self._made[owner]
+            if memory.name not in names:
+                names[memory.name] = self._make(memory, owner, workers)
+            found[memory.name] = getattr(self, names[memory.name])
+        return found
+
+    def _make(self, memory: Memory, owner: tf.Variable, workers: int) -> str:
+        """The name of the new variable, which goes when its owner does."""
+        (name,) = unique_names([memory.name], vars(self))
+        with tf_adapter.eagerly(), tf.device("/device:CPU:0"):
+            initial = (
+                np.zeros(memory.shape, memory.dtype.as_numpy_dtype) if memory.initial is None else memory.initial()
+            )
+            every = np.broadcast_to(initial, (workers, *memory.shape))
+            setattr(self, name, tf.Variable(every, trainable=False, dtype=memory.dtype, name=name.replace("/", "_")))
+        weakref.finalize(owner, delattr, self, name)
+        return name

@@ -1,0 +1,95 @@
+"""`Codec`: what codes the gradients of a group on their way between workers, as functions called while tracing."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import tensorflow as tf
+
+from autodist_py.kernel.cross_device_ops import packing
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A part of the state that a codec keeps from step to step, for one gradient on each worker.
+
+    Attributes:
+        shape: its shape.
+        dtype: its type.
+        initial: makes its first value, the same on every worker; None: zeros.
+    """
+
+    shape: tuple[int, ...]
+    dtype: tf.DType
+    initial: Callable[[], np.ndarray] | None = None
+
+
+State = Mapping[str, tf.Tensor]
+"""The slots of one gradient, by name."""
+
+
+class Dense(NamedTuple):
+    """A dense gradient: the name of its variable, its shape and type."""
+
+    variable: str
+    shape: tuple[int, ...]
+    dtype: tf.DType
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What stands between the workers.
+
+    Attributes:
+        rank: this worker's.
+        workers: how many there are.
+        total: the sum over workers of a tensor of a static shape, before what is compressed travels.
+    """
+
+    rank: int
+    workers: int
+    total: Callable[[tf.Tensor], tf.Tensor]
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """Codes the gradients of one group; each worker's is the sum of its replicas' gradients, weighted.
+
+    What travels of each worker is one flat tensor. By the compressor's `gathers` it is summed over workers, or stacked
+    along a new first axis in rank order.
+    """
+
+    def init(self, gradients: Sequence[Dense]) -> list[dict[str, Slot]]:
+        """The state of each of the gradients."""
+        ...
+
+    def compress(self, gradients: Sequence[tf.Tensor], states: Sequence[State], wire: Wire) -> tuple[tf.Tensor, Any]:
+        """What travels, and anything that `decompress` needs to know."""
+        ...
+
+    def decompress(self, travelled: tf.Tensor, kept: Any, wire: Wire) -> tuple[list[tf.Tensor], list[State]]:
+        """The sums of all workers' gradients, and the gradients' new states; the same sums on every worker."""
+        ...
+
+
+def working(dtype: tf.DType) -> tf.DType:
+    """The type to compute in, for gradients of a type: float32, or what is wider."""
+    return dtype if dtype.size >= tf.float32.size else tf.float32
+
+
+def flat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """All numbers of the tensors, one after the other."""
+    return tf.reshape(packing.pack(tensors), [-1])
+
+
+def apart(numbers: tf.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[tf.Tensor]:
+    """The tensors of these shapes that `flat` has laid one after the other."""
+    if len(shapes) == 1:
+        return [tf.reshape(numbers, shapes[0])]
+    return packing.unpack(numbers, shapes)
+
+
+def chosen(condition: tf.Tensor, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
+    """The new state, where what it was made of was finite; the old one else: NaN would stay for ever."""
+    return tf.where(condition, new, old)

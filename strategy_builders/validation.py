@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from autodist_py.proto.compressors import PowerSGDCompressor, compressor_of
+from autodist_py.proto.compressors import HorovodCompressor, compressor_of
 from autodist_py.proto.errors import StrategyError
-from autodist_py.proto.graph_item import GraphItem
+from autodist_py.proto.graph_item import GraphItem, Variable
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Node, Strategy
 from autodist_py.proto.synchronizers import PSSynchronizer
@@ -34,7 +34,7 @@ def validate_strategy(strategy: Strategy, item: GraphItem, resources: ResourceSp
         servers = [one.reduction_destination for one in node.every_synchronizer if isinstance(one, PSSynchronizer)]
         _check_devices(servers, resources, f"reduction_destination of variable {node.var_name!r}")
         _check_partitioner(node, item.variable(node.var_name).shape)
-        _check_compressor(node, node.var_name in sparse)
+        _check_compressor(node, item.variable(node.var_name), is_sparse=node.var_name in sparse)
 
 
 def _check_coverage(strategy: Strategy, item: GraphItem) -> None:
@@ -72,10 +72,19 @@ def _check_partitioner(node: Node, shape: tuple[int, ...]) -> None:
         )
 
 
-def _check_compressor(node: Node, is_sparse: bool) -> None:
-    compressors = [compressor_of(one.compressor, "compressor") for one in node.every_synchronizer]
-    if is_sparse and any(isinstance(one, PowerSGDCompressor) for one in compressors):
-        raise StrategyError(
-            f"variable {node.var_name!r} has a sparse gradient, which PowerSGDCompressor cannot compress; "
-            f"use HorovodCompressor or NoneCompressor for it"
-        )
+def _check_compressor(node: Node, variable: Variable, *, is_sparse: bool) -> None:
+    for synchronizer in node.every_synchronizer:
+        compressor = compressor_of(synchronizer.compressor, "compressor")
+        name = type(compressor).__name__
+        if not compressor.gives_up:
+            continue
+        if "float" not in variable.dtype:
+            raise StrategyError(
+                f"a compressor that loses precision codes floats; variable {node.var_name!r} is of type "
+                f"{variable.dtype}; got {name}; use NoneCompressor for it"
+            )
+        if is_sparse and not isinstance(compressor, HorovodCompressor):
+            raise StrategyError(
+                f"variable {node.var_name!r} has a sparse gradient, which {name} cannot compress; "
+                f"use HorovodCompressor or NoneCompressor for it"
+            )

@@ -1,4 +1,4 @@
-"""A strategy builder in a package of its own: installed, found by its name, used."""
+"""A strategy builder and a compressor in a package of their own: installed, found by their names, used."""
 
 import os
 import subprocess
@@ -10,6 +10,7 @@ import pytest
 from tests.test_plan import AUTODIST, ROOT, SCRIPT
 
 PLUGIN = ROOT / "examples" / "plugin"
+GIVEN_UP = "of gradients the signs travel, and the error is added to the next step's"
 SPEC = "nodes: [{address: 10.0.0.1, chief: true}, {address: 10.0.0.2}]"
 
 
@@ -65,3 +66,18 @@ def test_a_run_by_an_installed_builder_trains(installed: Path, tmp_path: Path) -
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.count("[-0.05 -0.05]") == 2
+
+
+@pytest.mark.parametrize("name", ["ScaledSign", "scaled_sign:ScaledSign"])
+def test_an_installed_compressor_is_found_by_its_name(installed: Path, tmp_path: Path, name: str) -> None:
+    """Of two numbers that are equal the mean and the signs are all there is: the step is exact."""
+    (tmp_path / "train.py").write_text(SCRIPT.replace('"/no/such/file.yaml", ', "") + "\nprint(weight.numpy()[0])\n")
+    strategy = f"AllReduce(compressor='{name}')"
+    for command in (("plan", "--local", "2"), ("run", "--local", "2")):
+        ended = run(installed, tmp_path, *AUTODIST, *command, "--strategy", strategy, "train.py")
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        if command[0] == "plan":
+            assert f"weight: {GIVEN_UP}" in ended.stdout
+            assert "12 bytes" in ended.stdout
+        else:
+            assert ended.stdout.count("[-0.05 -0.05]") == 2

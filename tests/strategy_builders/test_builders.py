@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autodist_py.proto.compressors import COMPRESSORS
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
@@ -19,6 +20,8 @@ from autodist_py.resources import local_resource_spec
 from autodist_py.strategy_builders import base
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy, resolve_builder
+from autodist_py.strategy_builders.mixed import Parallax
+from autodist_py.strategy_builders.partitioned import PartitionedAR, RandomAxisPartitionAR
 from autodist_py.strategy_builders.validation import validate_strategy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -242,7 +245,32 @@ def test_a_strategy_that_does_not_fit_is_refused_by_the_builders_name(change, me
         build_strategy(Fixed(replace(FITTING, **change)), ITEM, RESOURCES)
 
 
-def test_power_sgd_is_refused_for_a_sparse_gradient():
+@pytest.mark.parametrize("name", ["PowerSGDCompressor", "TopKCompressor", "Int8Compressor"])
+def test_rows_are_compressed_by_rounding_alone(name):
     item = replace(item_of(["table"]), gradients=(Gradient("table", ("i:0", "v:0", "s:0")),))
-    with pytest.raises(StrategyError, match="'table' has a sparse gradient, which PowerSGDCompressor cannot compress"):
-        build_strategy(AllReduce(compressor="PowerSGDCompressor"), item, RESOURCES)
+    with pytest.raises(StrategyError, match=f"'table' has a sparse gradient, which {name} cannot compress; use Horo"):
+        build_strategy(AllReduce(compressor=name), item, RESOURCES)
+    build_strategy(AllReduce(compressor="HorovodCompressorEF"), item, RESOURCES)
+
+
+@pytest.mark.parametrize("name", [name for name in COMPRESSORS if name != "NoneCompressor"])
+def test_integers_are_not_compressed(name):
+    item = item_of(["w"])
+    item = replace(item, variables=(replace(item.variable("w"), dtype="int32"),))
+    with pytest.raises(StrategyError, match=f"codes floats; variable 'w' is of type int32; got {name}; use None"):
+        build_strategy(AllReduce(compressor=name), item, RESOURCES)
+    build_strategy(AllReduce(), item, RESOURCES)
+
+
+@pytest.mark.parametrize("builder", [AllReduce, Parallax, PartitionedAR, RandomAxisPartitionAR])
+@pytest.mark.parametrize(
+    ("compressor", "message"),
+    [
+        ("PowerSGDCompressor(rank=0)", "rank of PowerSGDCompressor must be an integer >= 1; got 0"),
+        ("TopKCompressor(ratio=2)", "ratio of TopKCompressor is more than 0 and at most 1; got 2"),
+        ("Zip", "must be one of NoneCompressor, .*, Int8Compressor, or module:Name; got 'Zip'"),
+    ],
+)
+def test_a_wrong_compressor_is_refused_where_it_is_given(builder, compressor, message):
+    with pytest.raises(StrategyError, match=message):
+        builder(compressor=compressor)

@@ -1,8 +1,9 @@
 """`Codec`: what codes the gradients of a group on their way between workers, as functions called while tracing."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import tensorflow as tf
@@ -36,6 +37,11 @@ class Dense(NamedTuple):
     shape: tuple[int, ...]
     dtype: tf.DType
 
+    @property
+    def elements(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
 
 @dataclass(frozen=True, slots=True)
 class Wire:
@@ -56,20 +62,31 @@ class Wire:
 class Codec(Protocol):
     """Codes the gradients of one group; each worker's is the sum of its replicas' gradients, weighted.
 
-    What travels of each worker is one flat tensor. By the compressor's `gathers` it is summed over workers, or stacked
-    along a new first axis in rank order.
+    What travels of each worker is one flat tensor; all zeros stand for a worker without gradients.
     """
 
     def init(self, gradients: Sequence[Dense]) -> list[dict[str, Slot]]:
         """The state of each of the gradients."""
         ...
 
-    def compress(self, gradients: Sequence[tf.Tensor], states: Sequence[State], wire: Wire) -> tuple[tf.Tensor, Any]:
-        """What travels, and anything that `decompress` needs to know."""
+    def compress(
+        self, gradients: Sequence[tf.Tensor], states: Sequence[State], wire: Wire
+    ) -> tuple[tf.Tensor, list[State]]:
+        """What travels, and the new states, or what `decompress` makes them of."""
         ...
 
-    def decompress(self, travelled: tf.Tensor, kept: Any, wire: Wire) -> tuple[list[tf.Tensor], list[State]]:
-        """The sums of all workers' gradients, and the gradients' new states; the same sums on every worker."""
+    def decompress(
+        self, travelled: tf.Tensor, gradients: Sequence[Dense], states: Sequence[State], wire: Wire
+    ) -> tuple[list[tf.Tensor], Sequence[State]]:
+        """The sums of all workers' gradients, and the new states.
+
+        Args:
+            travelled: what all workers have sent, by the compressor's `gathers` stacked in rank order, or summed. The
+                sums are made of it alone, so that they are the same on every worker.
+            gradients: which ones they are.
+            states: what `compress` has given. A server, which has no states, gives empty ones.
+            wire: as for `compress`.
+        """
         ...
 
 

@@ -3,7 +3,6 @@
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -13,15 +12,6 @@ from autodist_py.kernel.compressors.words import count, numbers_of, words_of
 from autodist_py.proto.compressors import Int8Compressor
 
 _LARGEST = 127
-
-
-class _Kept(NamedTuple):
-    """What `compress` knows: the gradients' type and shapes, how many blocks there are, and the new states."""
-
-    dtype: tf.DType
-    shapes: list[tuple[int, ...]]
-    blocks: int
-    states: list[State]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +30,9 @@ class Int8:
         count_of_steps = Slot((), tf.int64, lambda: np.asarray(zlib.crc32(first.encode()), np.int64))
         return [{"steps": count_of_steps}, *({} for _ in gradients[1:])]
 
-    def compress(self, gradients: Sequence[tf.Tensor], states: Sequence[State], wire: Wire) -> tuple[tf.Tensor, _Kept]:
+    def compress(
+        self, gradients: Sequence[tf.Tensor], states: Sequence[State], wire: Wire
+    ) -> tuple[tf.Tensor, list[State]]:
         """See Codec."""
         dtype, block = gradients[0].dtype, self.compressor.block
         numbers = tf.cast(flat(gradients), working(dtype))
@@ -57,15 +49,17 @@ class Int8:
         in_scale = tf.where(is_finite, in_scale, tf.zeros_like(in_scale))
         small = tf.cast(tf.clip_by_value(tf.floor(in_scale + up), -_LARGEST, _LARGEST), tf.int8)
         after: list[State] = [{"steps": steps + 1}, *({} for _ in states[1:])]
-        kept = _Kept(dtype, [tuple(one.shape) for one in gradients], blocks, after)
-        return tf.concat([words_of(tf.reshape(small, [-1])), words_of(tf.reshape(scales, [-1]))], axis=0), kept
+        return tf.concat([words_of(tf.reshape(small, [-1])), words_of(tf.reshape(scales, [-1]))], axis=0), after
 
-    def decompress(self, travelled: tf.Tensor, kept: _Kept, wire: Wire) -> tuple[list[tf.Tensor], list[State]]:
+    def decompress(
+        self, travelled: tf.Tensor, gradients: Sequence[Dense], states: Sequence[State], wire: Wire
+    ) -> tuple[list[tf.Tensor], Sequence[State]]:
         """See Codec."""
-        dtype, block = working(kept.dtype), self.compressor.block
-        of_numbers = count(kept.blocks * block, tf.int8)
-        small = tf.reshape(numbers_of(travelled[:, :of_numbers], tf.int8), [-1, kept.blocks, block])
-        scales = tf.reshape(numbers_of(travelled[:, of_numbers:], tf.float32), [-1, kept.blocks, 1])
-        total = tf.reduce_sum(tf.cast(small, dtype) * tf.cast(scales, dtype), axis=0)
-        elements = sum(tf.TensorShape(shape).num_elements() for shape in kept.shapes)
-        return apart(tf.cast(tf.reshape(total, [-1])[:elements], kept.dtype), kept.shapes), kept.states
+        dtype, block = working(gradients[0].dtype), self.compressor.block
+        elements = sum(one.elements for one in gradients)
+        blocks = -(-elements // block)
+        of_numbers = count(blocks * block, tf.int8)
+        small = tf.reshape(numbers_of(travelled[:, :of_numbers], tf.int8), [-1, blocks, block])
+        scales = tf.reshape(numbers_of(travelled[:, of_numbers:], tf.float32), [-1, blocks, 1])
+        total = tf.reshape(tf.reduce_sum(tf.cast(small, dtype) * tf.cast(scales, dtype), axis=0), [-1])[:elements]
+        return apart(tf.cast(total, gradients[0].dtype), [one.shape for one in gradients]), states

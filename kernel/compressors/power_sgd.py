@@ -3,23 +3,12 @@
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from autodist_py.kernel.compressors.codec import Dense, Slot, State, Wire, apart, chosen, flat, working
 from autodist_py.proto.compressors import PowerSGDCompressor
-
-
-class _Kept(NamedTuple):
-    """What `compress` knows of one gradient: its type and shape; of a matrix its left factor, itself, and its state."""
-
-    dtype: tf.DType
-    shape: tuple[int, ...]
-    left: tf.Tensor | None = None
-    matrix: tf.Tensor | None = None
-    state: State | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +41,26 @@ class PowerSGD:
 
     def compress(
         self, gradients: Sequence[tf.Tensor], states: Sequence[State], wire: Wire
-    ) -> tuple[tf.Tensor, list[_Kept]]:
+    ) -> tuple[tf.Tensor, list[State]]:
         """See Codec."""
         dtype = working(gradients[0].dtype)
         matrices = {
-            position: tf.reshape(tf.cast(gradient, dtype), tf.shape(state["error"])) + state["error"]
+            position: tf.reshape(tf.cast(gradient, dtype), state["error"].shape) + state["error"]
             for position, (gradient, state) in enumerate(zip(gradients, states, strict=True))
             if state
         }
         lefts = self._left_factors(matrices, states, wire)
-        travels, kept = [], []
-        for position, gradient in enumerate(gradients):
-            if position in matrices:
-                left, matrix = lefts[position], matrices[position]
-                travels.append(tf.matmul(matrix, left, transpose_a=True))
-                kept.append(_Kept(gradient.dtype, tuple(gradient.shape), left, matrix, states[position]))
-            else:
-                travels.append(tf.cast(gradient, dtype))
-                kept.append(_Kept(gradient.dtype, tuple(gradient.shape)))
-        return flat(travels), kept
+        travels = [
+            tf.matmul(matrices[position], lefts[position], transpose_a=True)
+            if position in matrices
+            else tf.cast(gradient, dtype)
+            for position, gradient in enumerate(gradients)
+        ]
+        after: list[State] = [
+            {**state, "left": lefts[position], "matrix": matrices[position]} if state else {}
+            for position, state in enumerate(states)
+        ]
+        return flat(travels), after
 
     @staticmethod
     def _left_factors(matrices: dict[int, tf.Tensor], states: Sequence[State], wire: Wire) -> dict[int, tf.Tensor]:
@@ -84,24 +74,29 @@ class PowerSGD:
             for position, total in zip(matrices, totals, strict=True)
         }
 
-    def decompress(self, travelled: tf.Tensor, kept: list[_Kept], wire: Wire) -> tuple[list[tf.Tensor], list[State]]:
+    def decompress(
+        self, travelled: tf.Tensor, gradients: Sequence[Dense], states: Sequence[State], wire: Wire
+    ) -> tuple[list[tf.Tensor], Sequence[State]]:
         """See Codec."""
-        shapes = [one.shape if one.state is None else tuple(one.state["right"].shape) for one in kept]
+        shapes = [
+            tuple(state["right"].shape) if state else gradient.shape
+            for gradient, state in zip(gradients, states, strict=True)
+        ]
         totals: list[tf.Tensor] = []
-        states: list[State] = []
-        for one, part in zip(kept, apart(travelled, shapes), strict=True):
-            if one.left is None or one.state is None:
-                totals.append(tf.cast(part, one.dtype))
-                states.append({})
+        after: list[State] = []
+        for gradient, state, part in zip(gradients, states, apart(travelled, shapes), strict=True):
+            if not state:
+                totals.append(tf.cast(part, gradient.dtype))
+                after.append({})
                 continue
-            approximation = tf.matmul(one.left, part, transpose_b=True)
+            approximation = tf.matmul(state["left"], part, transpose_b=True)
             is_finite = tf.math.is_finite(tf.reduce_sum(tf.abs(part)))
-            error = one.matrix - approximation / wire.workers
-            states.append(
+            error = state["matrix"] - approximation / wire.workers
+            after.append(
                 {
-                    "error": chosen(is_finite, error, one.state["error"]),
-                    "right": chosen(is_finite, part, one.state["right"]),
+                    "error": chosen(is_finite, error, state["error"]),
+                    "right": chosen(is_finite, part, state["right"]),
                 }
             )
-            totals.append(tf.cast(tf.reshape(approximation, one.shape), one.dtype))
-        return totals, states
+            totals.append(tf.cast(tf.reshape(approximation, gradient.shape), gradient.dtype))
+        return totals, after

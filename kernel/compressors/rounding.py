@@ -41,45 +41,37 @@ class Rounding:
 
     def compress(
         self, gradients: Sequence[tf.Tensor], states: Sequence[State], wire: Wire
-    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+    ) -> tuple[tf.Tensor, list[State]]:
         """See Codec."""
         numbers = flat(gradients)
-        return rounded(numbers, travelling(self.compressor, numbers.dtype), wire.workers), gradients
+        return rounded(numbers, travelling(self.compressor, numbers.dtype), wire.workers), list(states)
 
     def decompress(
-        self, travelled: tf.Tensor, kept: Sequence[tf.Tensor], wire: Wire
-    ) -> tuple[list[tf.Tensor], list[State]]:
+        self, travelled: tf.Tensor, gradients: Sequence[Dense], states: Sequence[State], wire: Wire
+    ) -> tuple[list[tf.Tensor], Sequence[State]]:
         """See Codec."""
-        total = tf.cast(travelled, kept[0].dtype)
-        return apart(total, [tuple(one.shape) for one in kept]), [{} for _ in kept]
+        return apart(tf.cast(travelled, gradients[0].dtype), [one.shape for one in gradients]), states
 
 
 @dataclass(frozen=True, slots=True)
-class RoundingWithFeedback:
+class RoundingWithFeedback(Rounding):
     """The codec of a HorovodCompressorEF; its state is what did not travel."""
-
-    compressor: HorovodCompressor
 
     def init(self, gradients: Sequence[Dense]) -> list[dict[str, Slot]]:
         """See Codec."""
-        return [{"error": Slot(one.shape, one.dtype)} if self._rounds(one.dtype) else {} for one in gradients]
-
-    def _rounds(self, dtype: tf.DType) -> bool:
-        return travelling(self.compressor, dtype) != dtype
+        return [
+            {"error": Slot(one.shape, one.dtype)} if travelling(self.compressor, one.dtype) != one.dtype else {}
+            for one in gradients
+        ]
 
     def compress(
         self, gradients: Sequence[tf.Tensor], states: Sequence[State], wire: Wire
     ) -> tuple[tf.Tensor, list[State]]:
         """See Codec."""
-        shapes = [tuple(one.shape) for one in gradients]
-        wanted = flat([gradient + state.get("error", 0) for gradient, state in zip(gradients, states, strict=True)])
+        if not all(states):
+            return Rounding.compress(self, gradients, states, wire)
+        wanted = flat([gradient + state["error"] for gradient, state in zip(gradients, states, strict=True)])
         sent = rounded(wanted, travelling(self.compressor, wanted.dtype), wire.workers)
         missing = wanted - tf.cast(sent, wanted.dtype)
         missing = tf.where(tf.math.is_finite(missing), missing, tf.zeros_like(missing))
-        return sent, [{"error": one} for one in apart(missing, shapes)]
-
-    def decompress(self, travelled: tf.Tensor, kept: list[State], wire: Wire) -> tuple[list[tf.Tensor], list[State]]:
-        """See Codec."""
-        errors = [one["error"] for one in kept]
-        totals = apart(tf.cast(travelled, errors[0].dtype), [tuple(one.shape) for one in errors])
-        return totals, kept if self._rounds(errors[0].dtype) else [{} for _ in kept]
+        return sent, [{"error": one} for one in apart(missing, [tuple(one.shape) for one in gradients])]

@@ -2,22 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import tensorflow as tf
 
 from autodist_py.kernel.compressors.codec import Dense, Slot, State, Wire, apart, chosen, flat, working
 from autodist_py.kernel.compressors.words import count, numbers_of, words_of
 from autodist_py.proto.compressors import TopKCompressor
-
-
-class _Kept(NamedTuple):
-    """What `compress` knows: the gradients' type and shapes, how many numbers travel, and the new states."""
-
-    dtype: tf.DType
-    shapes: list[tuple[int, ...]]
-    travelling: int
-    states: list[State]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +24,13 @@ class TopK:
         """See Codec."""
         slots = []
         for one in gradients:
-            slot = Slot((tf.TensorShape(one.shape).num_elements(),), working(one.dtype))
+            slot = Slot((one.elements,), working(one.dtype))
             slots.append({"rest": slot, "velocity": slot} if self.compressor.momentum else {"rest": slot})
         return slots
 
-    def compress(self, gradients: Sequence[tf.Tensor], states: Sequence[State], wire: Wire) -> tuple[tf.Tensor, _Kept]:
+    def compress(
+        self, gradients: Sequence[tf.Tensor], states: Sequence[State], wire: Wire
+    ) -> tuple[tf.Tensor, list[State]]:
         """See Codec."""
         dtype = working(gradients[0].dtype)
         values, places = [], []
@@ -59,20 +51,18 @@ class TopK:
             left = {"rest": wanted, "velocity": velocity}
             after.append({name: chosen(is_finite, _without(left[name], largest), old) for name, old in state.items()})
             begin += elements
-        sent = flat(values)
-        shapes = [tuple(one.shape) for one in gradients]
-        kept = _Kept(gradients[0].dtype, shapes, sent.shape.num_elements(), after)
-        return tf.concat([words_of(sent), flat(places)], axis=0), kept
+        return tf.concat([words_of(flat(values)), flat(places)], axis=0), after
 
-    def decompress(self, travelled: tf.Tensor, kept: _Kept, wire: Wire) -> tuple[list[tf.Tensor], list[State]]:
+    def decompress(
+        self, travelled: tf.Tensor, gradients: Sequence[Dense], states: Sequence[State], wire: Wire
+    ) -> tuple[list[tf.Tensor], Sequence[State]]:
         """See Codec."""
-        dtype = working(kept.dtype)
-        of_values = count(kept.travelling, dtype)
-        values = numbers_of(travelled[:, :of_values], dtype)
-        elements = sum(tf.TensorShape(shape).num_elements() for shape in kept.shapes)
+        dtype = working(gradients[0].dtype)
+        of_values = count(sum(self.compressor.kept(one.elements) for one in gradients), dtype)
+        values = tf.reshape(numbers_of(travelled[:, :of_values], dtype), [-1])
         places = tf.reshape(travelled[:, of_values:], [-1])
-        total = tf.math.unsorted_segment_sum(tf.reshape(values, [-1]), places, elements)
-        return apart(tf.cast(total, kept.dtype), kept.shapes), kept.states
+        total = tf.math.unsorted_segment_sum(values, places, sum(one.elements for one in gradients))
+        return apart(tf.cast(total, gradients[0].dtype), [one.shape for one in gradients]), states
 
 
 def _without(numbers: tf.Tensor, places: tf.Tensor) -> tf.Tensor:

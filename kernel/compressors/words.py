@@ -14,10 +14,10 @@ def words_of(numbers: tf.Tensor) -> tf.Tensor:
 
 def numbers_of(words: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """The numbers of each row that `words_of` has made words of; shape: [rows, numbers]."""
-    rows = words.shape[0]
+    each = words.shape[1] * _WORD.size // dtype.size
     if dtype.size > _WORD.size:
-        words = tf.reshape(words, [rows, -1, dtype.size // _WORD.size])
-    return tf.reshape(tf.bitcast(words, dtype), [rows, -1])
+        words = tf.reshape(words, [-1, each, dtype.size // _WORD.size])
+    return tf.reshape(tf.bitcast(words, dtype), [-1, each])
 
 
 def count(elements: int, dtype: tf.DType) -> int:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from autodist_py.kernel.compressors.codec import Dense, Wire
-from autodist_py.kernel.compressors.registry import codec_of
+from autodist_py.kernel.compressors.codec import Wire
 from autodist_py.kernel.compressors.rounding import rounded, travelling
 from autodist_py.kernel.cross_device_ops import packing
 from autodist_py.kernel.cross_device_ops.collective import REDUCIBLE, Collectives, on_each
@@ -22,6 +21,7 @@ from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.memory import Recorder
 from autodist_py.kernel.names import KERNEL_SCOPE, op_of
 from autodist_py.kernel.program import Program
+from autodist_py.kernel.synchronizers.coding import Coding
 from autodist_py.kernel.synchronizers.lookups import adds_rows_up
 from autodist_py.kernel.weights import batch_specs, raw_gradient, replica_weights, sum_duplicates, weighted
 from autodist_py.proto.compressors import Compressor, HorovodCompressor, NoneCompressor, compressor_of
@@ -262,7 +262,6 @@ def _reduce_coded(
     """As `_reduce_dense`: local replicas are added up, and what leaves the worker is coded."""
     place = collectives.place
     devices = [replica.device for replica in place.local_replicas]
-    codec = codec_of(group.compressor)
     wire = Wire(
         place.workers.index(place.worker),
         collectives.num_workers,
@@ -270,30 +269,11 @@ def _reduce_coded(
     )
     with tf.device(devices[0]):
         own = [_local_sum(copies, weights, devices) for copies in gradients]
-        described = [
-            Dense(gradient.variable, tuple(value.shape), value.dtype)
-            for gradient, value in zip(group.gradients, own, strict=True)
-        ]
-        memories = [
-            {
-                name: recorder.read(
-                    f"{gradient.variable}/{type(group.compressor).__name__}/{name}",
-                    _owner(program, gradient),
-                    slot.shape,
-                    slot.dtype,
-                    slot.initial,
-                )
-                for name, slot in slots.items()
-            }
-            for gradient, slots in zip(group.gradients, codec.init(described), strict=True)
-        ]
-        states = [{name: value for name, (_, value) in memory.items()} for memory in memories]
-        sent, kept = codec.compress(own, states, wire)
+        coding = Coding(program, group.compressor, group.gradients, group.dtype, recorder)
+        sent, states = coding.compress(own, wire)
         travelled = collectives.gather(sent) if group.compressor.gathers else wire.total(sent)
-        totals, after = codec.decompress(travelled, kept, wire)
-        for memory, state in zip(memories, after, strict=True):
-            for name, (handle, _) in memory.items():
-                recorder.write(handle, state[name], after=[travelled])
+        totals, after = coding.decompress(travelled, states, wire)
+        coding.keep(after, after=[travelled])
     return [[[copy] for copy in on_each(total, devices)] for total in totals]
 
 
@@ -303,12 +283,6 @@ def _local_sum(copies: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], device
         with tf.device(device):
             parts.append(weighted(copy, weight))
     return tf.add_n(parts) if len(parts) > 1 else parts[0]
-
-
-def _owner(program: Program, gradient: Gradient) -> str:
-    """The user's variable whose gradient, or whose shard's, it is."""
-    cut = {name: shards.variable for shards in program.shards for name in shards.names}
-    return cut.get(gradient.variable, gradient.variable)
 
 
 def _reduce_sparse(

@@ -33,14 +33,14 @@ class Workers:
         self._workers = workers
         self._sent: dict[int, tf.Tensor] = {}
         self._meeting = threading.Barrier(workers, timeout=60)
-        described = [Dense(f"v{position}", shape, dtype) for position, shape in enumerate(shapes)]
+        self._described = [Dense(f"v{position}", shape, dtype) for position, shape in enumerate(shapes)]
         self.states: list[list[dict[str, tf.Tensor]]] = [
             [
                 {
                     name: tf.zeros(slot.shape, slot.dtype) if slot.initial is None else tf.constant(slot.initial())
                     for name, slot in slots.items()
                 }
-                for slots in self.codec.init(described)
+                for slots in self.codec.init(self._described)
             ]
             for _ in range(workers)
         ]
@@ -56,11 +56,11 @@ class Workers:
 
     def _step(self, rank: int, gradients: Sequence[Any]) -> list[tf.Tensor]:
         wire = Wire(rank, self._workers, lambda value: tf.add_n(self._all(rank, value)))
-        sent, kept = self.codec.compress([tf.convert_to_tensor(one) for one in gradients], self.states[rank], wire)
+        sent, states = self.codec.compress([tf.convert_to_tensor(one) for one in gradients], self.states[rank], wire)
         travelled = tf.stack(self._all(rank, sent)) if self._compressor.gathers else wire.total(sent)
-        totals, states = self.codec.decompress(travelled, kept, wire)
-        assert [set(state) for state in states] == [set(state) for state in self.states[rank]]
-        self.states[rank] = [dict(state) for state in states]
+        totals, final = self.codec.decompress(travelled, self._described, states, wire)
+        assert [set(state) for state in final] == [set(state) for state in self.states[rank]]
+        self.states[rank] = [dict(state) for state in final]
         return totals
 
     def _all(self, rank: int, value: tf.Tensor) -> list[tf.Tensor]:

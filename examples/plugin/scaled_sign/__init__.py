@@ -6,12 +6,12 @@ S. P. Karimireddy et al.: Error Feedback Fixes SignSGD, ICML 2019, algorithm 2.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import tensorflow as tf
 
 from autodist_py.kernel.compressors.codec import Dense, Slot, State, Wire
-from autodist_py.kernel.compressors.words import count, numbers_of, words_of
+from autodist_py.kernel.compressors.words import numbers_of, words_of
 
 _PER_WORD = 4
 
@@ -33,31 +33,29 @@ class ScaledSign:
 
     def compress(
         self, gradients: Sequence[tf.Tensor], states: Sequence[State], wire: Wire
-    ) -> tuple[tf.Tensor, tuple[list[tuple[int, ...]], list[State]]]:
+    ) -> tuple[tf.Tensor, list[State]]:
         """The words of all gradients, one after the other."""
         words: list[tf.Tensor] = []
         after: list[State] = []
         for gradient, state in zip(gradients, states, strict=True):
             wanted = gradient + state["error"]
-            mean, signs = tf.reduce_mean(tf.abs(wanted)), tf.sign(wanted)
-            missing = -wanted.shape.num_elements() % _PER_WORD
-            flat = tf.pad(tf.reshape(tf.cast(signs, tf.int8), [-1]), [[0, missing]])
-            words += [words_of(flat), words_of(tf.reshape(tf.cast(mean, tf.float32), [1]))]
-            after.append({"error": wanted - tf.cast(tf.cast(mean, tf.float32), wanted.dtype) * signs})
-        return tf.concat(words, axis=0), ([tuple(one.shape) for one in gradients], after)
+            mean = tf.cast(tf.reduce_mean(tf.abs(wanted)), tf.float32)
+            signs = tf.reshape(tf.cast(tf.sign(wanted), tf.int8), [-1])
+            signs = tf.pad(signs, [[0, -wanted.shape.num_elements() % _PER_WORD]])
+            words += [words_of(signs), words_of(tf.reshape(mean, [1]))]
+            after.append({"error": wanted - tf.cast(mean, wanted.dtype) * tf.sign(wanted)})
+        return tf.concat(words, axis=0), after
 
     def decompress(
-        self, travelled: tf.Tensor, kept: tuple[list[tuple[int, ...]], list[State]], wire: Wire
-    ) -> tuple[list[tf.Tensor], list[State]]:
+        self, travelled: tf.Tensor, gradients: Sequence[Dense], states: Sequence[State], wire: Wire
+    ) -> tuple[list[tf.Tensor], Sequence[State]]:
         """The sums over workers of signs times means."""
-        totals: list[Any] = []
+        totals: list[tf.Tensor] = []
         begin = 0
-        shapes, states = kept
-        for shape, state in zip(shapes, states, strict=True):
-            elements = math.prod(shape)
-            end = begin + count(_PER_WORD * -(-elements // _PER_WORD), tf.int8)
-            signs = tf.cast(numbers_of(travelled[:, begin:end], tf.int8)[:, :elements], tf.float32)
+        for gradient in gradients:
+            end = begin - (-gradient.elements // _PER_WORD)
+            signs = tf.cast(numbers_of(travelled[:, begin:end], tf.int8)[:, : gradient.elements], tf.float32)
             total = tf.reduce_sum(signs * numbers_of(travelled[:, end : end + 1], tf.float32), axis=0)
-            totals.append(tf.reshape(tf.cast(total, state["error"].dtype), shape))
+            totals.append(tf.reshape(tf.cast(total, gradient.dtype), gradient.shape))
             begin = end + 1
         return totals, states

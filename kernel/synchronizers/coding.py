@@ -1,0 +1,64 @@
+"""The codec of some gradients of a program, and its state, while a fragment is traced."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from autodist_py.kernel.compressors.codec import Dense, State, Wire
+from autodist_py.kernel.compressors.registry import codec_of
+from autodist_py.kernel.memory import Recorder
+from autodist_py.kernel.program import Program
+from autodist_py.proto.compressors import Compressor
+from autodist_py.proto.graph_item import Gradient
+
+
+def described(program: Program, gradient: Gradient, dtype: tf.DType) -> Dense:
+    """A dense gradient of the program, in the type in which it is coded."""
+    return Dense(gradient.variable, program.item.variable(gradient.variable).shape, dtype)
+
+
+class Coding:
+    """A compressor at work on gradients that travel together."""
+
+    def __init__(
+        self,
+        program: Program,
+        compressor: Compressor,
+        gradients: Sequence[Gradient],
+        dtype: tf.DType,
+        recorder: Recorder,
+    ):
+        """What is kept of the gradients, in that type, from step to step is read."""
+        self._codec, self._recorder = codec_of(compressor), recorder
+        self._gradients = [described(program, gradient, dtype) for gradient in gradients]
+        cut = {name: shards.variable for shards in program.shards for name in shards.names}
+        self._memories = [
+            {
+                name: recorder.read(
+                    f"{gradient.variable}/{type(compressor).__name__}/{name}",
+                    cut.get(gradient.variable, gradient.variable),
+                    slot.shape,
+                    slot.dtype,
+                    slot.initial,
+                )
+                for name, slot in slots.items()
+            }
+            for gradient, slots in zip(gradients, self._codec.init(self._gradients), strict=True)
+        ]
+
+    def compress(self, gradients: Sequence[tf.Tensor], wire: Wire) -> tuple[tf.Tensor, list[State]]:
+        """What travels of this worker, and the states for `decompress`, or `keep`."""
+        states = [{name: value for name, (_, value) in memory.items()} for memory in self._memories]
+        return self._codec.compress(gradients, states, wire)
+
+    def decompress(
+        self, travelled: tf.Tensor, states: Sequence[State], wire: Wire
+    ) -> tuple[list[tf.Tensor], Sequence[State]]:
+        """See Codec."""
+        return self._codec.decompress(travelled, self._gradients, states, wire)
+
+    def keep(self, states: Sequence[State], *, after: Sequence[tf.Tensor]) -> None:
+        """The next step has these states, when `after` are computed: together with all other workers."""
+        for memory, state in zip(self._memories, states, strict=True):
+            for name, (handle, _) in memory.items():
+                self._recorder.write(handle, state[name], after=after)

@@ -153,16 +153,18 @@ class Plan:
     def _served(self, part: "Part", synchronizer: PSSynchronizer) -> Iterator[tuple[Link, Traffic]]:
         addresses = [node.address for node in self.resources.workers]
         server = addresses.index(_address(synchronizer.reduction_destination))
-        whole = Traffic(part.variable.nbytes)
-        gradient = Traffic(per_use=part.row_bytes + _INDEX_BYTES) if part.is_sparse else whole
+        compressor = compressor_of(synchronizer.compressor, "compressor")
+        whole = Traffic(part.variable.nbytes).share(part.share)
+        rows = Traffic(per_use=part.row_bytes * _rows_carried(part, compressor) + _INDEX_BYTES).share(part.share)
+        gradient = rows if part.is_sparse else Traffic(compressor.wire_bytes(part.shape, part.item))
         asked, answered = (
-            (Traffic(per_row=_INDEX_BYTES), Traffic(per_row=part.row_bytes))
+            (Traffic(per_row=_INDEX_BYTES).share(part.share), Traffic(per_row=part.row_bytes).share(part.share))
             if part.is_sparse and not synchronizer.local_replication
             else (Traffic(), whole)
         )
         for rank in set(range(len(addresses))) - {server}:
-            yield Link(rank, server), (gradient + asked).share(part.share)
-            yield Link(server, rank), answered.share(part.share)
+            yield Link(rank, server), gradient + asked
+            yield Link(server, rank), answered
 
     def __str__(self) -> str:
         links = self.links()

@@ -179,14 +179,14 @@ def _bound(program: Program) -> Iterator[BoundVariable]:
             op = on_replica(replica, handle)
             if op not in asked or users[op] or op in served:
                 yield BoundVariable(op, handle, replica)
-    position = program.place.workers.index(program.place.worker)
+    position = program.place.all_workers.index(program.place.worker)
     for memory in program.memories:
         yield BoundVariable(memory.op, memory.part(position), 0)
 
 
 def _shards(program: Program, memory: Memory) -> Shards:
     """The workers' values of the memory."""
-    return Shards(memory.name, 0, ((1, *memory.shape),) * len(program.place.workers), is_whole=False)
+    return Shards(memory.name, 0, ((1, *memory.shape),) * len(program.place.all_workers), is_whole=False)
 
 
 def _remembered(program: Program) -> dict[str, int]:
@@ -194,7 +194,7 @@ def _remembered(program: Program) -> dict[str, int]:
     return {
         memory.part(position): rank
         for memory in program.memories
-        for position, rank in enumerate(program.place.workers)
+        for position, rank in enumerate(program.place.all_workers)
     }
 
 

@@ -31,10 +31,12 @@ class Compressor(Protocol):
 
     Attributes:
         gathers: whether what the workers send is gathered and decoded by each, or (False) summed as it travels.
+        sums_first: whether workers need sums of theirs before, which servers, who take messages, have not.
         gives_up: what is lost, for people; "" where nothing is.
     """
 
     gathers: ClassVar[bool]
+    sums_first: ClassVar[bool]
     gives_up: ClassVar[str]
 
     def wire_bytes(self, shape: tuple[int, ...], item: int) -> int:
@@ -47,6 +49,7 @@ class NoneCompressor:
     """Gradients travel as they are."""
 
     gathers: ClassVar[bool] = False
+    sums_first: ClassVar[bool] = False
     gives_up: ClassVar[str] = ""
 
     def wire_bytes(self, shape: tuple[int, ...], item: int) -> int:
@@ -70,6 +73,7 @@ class HorovodCompressor:
     """
 
     gathers: ClassVar[bool] = False
+    sums_first: ClassVar[bool] = False
     gives_up: ClassVar[str] = "gradients are rounded to half precision, and cut off at an nth of its range on n workers"
 
     dtype: str = "float16"
@@ -110,6 +114,7 @@ class PowerSGDCompressor:
     """
 
     gathers: ClassVar[bool] = False
+    sums_first: ClassVar[bool] = True
     gives_up: ClassVar[str] = "gradients are approximated at low rank, and the error is added to the next step's"
 
     rank: int = 4
@@ -153,6 +158,7 @@ class TopKCompressor:
     """
 
     gathers: ClassVar[bool] = True
+    sums_first: ClassVar[bool] = False
     gives_up: ClassVar[str] = (
         "only the largest numbers of gradients travel, and the others are added to the next step's"
     )
@@ -191,6 +197,7 @@ class Int8Compressor:
     """
 
     gathers: ClassVar[bool] = True
+    sums_first: ClassVar[bool] = False
     gives_up: ClassVar[str] = "gradients are rounded to 8 bits, up or down at random so that their mean is kept"
 
     block: int = 256
@@ -246,7 +253,9 @@ def compressor_of(text: str, what: str) -> Compressor:
     name, arguments = parse_call(text, "a compressor")
     compressor = construct(_find(name, what), name, arguments, "compressor")
     if not isinstance(compressor, Compressor):
-        raise StrategyError(f"{what}: {name} is no compressor: it has no gathers, gives_up and wire_bytes(shape, item)")
+        raise StrategyError(
+            f"{what}: {name} is no compressor: it has no gathers, sums_first, gives_up and wire_bytes(shape, item)"
+        )
     return compressor
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import networkx as nx
 
+from autodist_py.proto.compressors import compressor_of
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem, Variable
 from autodist_py.proto.resource_spec import ResourceSpec
@@ -21,6 +22,7 @@ class Serving:
         sync: a step's gradients are applied together; else each worker's as it arrives.
         staleness: how many steps a worker may be ahead of the slowest one; needs `sync`.
         replicas_to_aggregate: how many workers' gradients an update waits for; None: those of all.
+        compressor: how gradients are coded on their way to a server, as for AllReduce.
 
     Raises:
         StrategyError: a parameter is out of its range, or contradicts another.
@@ -30,9 +32,16 @@ class Serving:
     sync: bool = True
     staleness: int = 0
     replicas_to_aggregate: int | None = None
+    compressor: str = "NoneCompressor"
 
     def __post_init__(self) -> None:
-        check_parameters(type(self).__name__, self.sync, self.staleness, self.replicas_to_aggregate)
+        name = type(self).__name__
+        check_parameters(name, self.sync, self.staleness, self.replicas_to_aggregate)
+        if compressor_of(self.compressor, f"compressor of {name}").sums_first:
+            raise StrategyError(
+                f"a server is sent each worker's gradient by itself; {name} got compressor={self.compressor!r}, which "
+                "needs a sum over workers before. Use another one, or AllReduce"
+            )
 
     def synchronizer(self, server: str) -> PSSynchronizer:
         """That of a variable which lives on the server."""
@@ -42,6 +51,7 @@ class Serving:
             sync=self.sync,
             staleness=self.staleness,
             replicas_to_aggregate=self.replicas_to_aggregate or 0,
+            compressor=self.compressor,
         )
 
 

@@ -20,8 +20,12 @@ def halved(numbers: np.ndarray, name: str) -> np.ndarray:
     return rounded
 
 
-def rounding(variable: str, shape: tuple[int, ...], *, dtype: str = "float16") -> Model:
+def rounding(variable: str, shape: tuple[int, ...], *, dtype: str = "float16", served: bool = False) -> Model:
+    """A server sums what is rounded as it is; a collective sums it in half precision."""
+
     def step(gradients: Gradients) -> np.ndarray:
+        if served:
+            return np.sum([halved(gradient, dtype).astype(gradient.dtype) for gradient in gradients], axis=0)
         total = halved(np.zeros(shape), dtype)
         for gradient in gradients:
             total = total + halved(gradient, dtype)
@@ -30,14 +34,16 @@ def rounding(variable: str, shape: tuple[int, ...], *, dtype: str = "float16") -
     return step
 
 
-def rounding_with_feedback(variable: str, shape: tuple[int, ...], *, dtype: str = "float16") -> Model:
+def rounding_with_feedback(
+    variable: str, shape: tuple[int, ...], *, dtype: str = "float16", served: bool = False
+) -> Model:
     errors: dict[int, Any] = {}
 
     def step(gradients: Gradients) -> np.ndarray:
         wanted = [gradient + errors.get(worker, 0) for worker, gradient in enumerate(gradients)]
         for worker, one in enumerate(wanted):
             errors[worker] = one - halved(one, dtype).astype(one.dtype)
-        return rounding(variable, shape, dtype=dtype)(wanted)
+        return rounding(variable, shape, dtype=dtype, served=served)(wanted)
 
     return step
 
@@ -122,6 +128,7 @@ MODELS: Mapping[str, tuple[Callable[..., Model], Mapping[str, Any]]] = {
 WITH_FEEDBACK = [text for text in MODELS if text.startswith(("HorovodCompressorEF", "PowerSGD", "TopK"))]
 
 
-def model_of(compressor: str, variable: str, shape: tuple[int, ...]) -> Model:
+def model_of(compressor: str, variable: str, shape: tuple[int, ...], *, served: bool = False) -> Model:
     make, parameters = MODELS[compressor]
-    return make(variable, shape, **parameters)
+    rounds = {"served": True} if served and make in (rounding, rounding_with_feedback) else {}
+    return make(variable, shape, **parameters, **rounds)

@@ -1,5 +1,6 @@
 """Gradients that are compressed while they travel: steps equal a model of them in numpy."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from sklearn.datasets import load_digits
 
 from autodist_py import AutoDist
 from autodist_py.strategy_builders.all_reduce import AllReduce
+from autodist_py.strategy_builders.base import StrategyBuilder
+from autodist_py.strategy_builders.parameter_server import PS, PSLoadBalancing, Serving
 from tests.cluster_pool import TWO_WORKERS, UNEVEN_WORKERS, Cluster
 from tests.cluster_pool import same_on_all_workers as same
 from tests.compressor_models import MODELS, halved, model_of
@@ -20,17 +23,18 @@ IDS = np.array([0, 4, 4, 2, 1, 4])
 HALVES = ("float16", "bfloat16")
 
 
-def train(kind: str, dtype: str, spec: str, width: int) -> dict[str, np.ndarray]:
-    compressor = f"{kind}(dtype='{dtype}')"
+def train(builder: StrategyBuilder, dtype: str, width: int) -> dict[str, np.ndarray]:
+    served = isinstance(builder, Serving)
     weights = tf.Variable(np.linspace(-1, 1, 20), name="weights")
     table = tf.Variable(np.arange(5.0 * width).reshape(5, width) / 7, name="table")
     before = {"weights": weights.numpy(), "table": table.numpy()}
 
     def rounded(parts: list[Any]) -> np.ndarray:
         """The sum of what both workers send, of their halves of the batch."""
-        return (halved(parts[0], dtype) + halved(parts[1], dtype)).astype(np.float64)
+        first, second = (halved(part, dtype) for part in parts)
+        return first.astype(np.float64) + second if served else (first + second).astype(np.float64)
 
-    with AutoDist(strategy_builder=AllReduce(all_reduce_spec=spec, compressor=compressor)) as autodist:
+    with AutoDist(strategy_builder=builder) as autodist:
 
         @autodist.function
         def step(x: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
@@ -58,11 +62,14 @@ def train(kind: str, dtype: str, spec: str, width: int) -> dict[str, np.ndarray]
 
 @pytest.mark.parametrize("cluster", [TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
 @pytest.mark.parametrize("width", [3, 4])
-@pytest.mark.parametrize("spec", ["AUTO", "RING"])
+@pytest.mark.parametrize("builder", [AllReduce(), AllReduce(all_reduce_spec="RING"), PS(), PSLoadBalancing()])
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("kind", ["HorovodCompressor", "HorovodCompressorEF"])
-def test_half_precision_is_that_of_numpy(cluster: Cluster, kind: str, dtype: str, spec: str, width: int) -> None:
-    same(cluster.run(train, kind=kind, dtype=dtype, spec=spec, width=width))
+def test_half_precision_is_that_of_numpy(
+    cluster: Cluster, kind: str, dtype: str, builder: AllReduce | PS | PSLoadBalancing, width: int
+) -> None:
+    builder = replace(builder, compressor=f"{kind}(dtype='{dtype}')")
+    same(cluster.run(train, builder=builder, dtype=dtype, width=width))
 
 
 SHAPES = {"matrix": (12, 10), "vector": (20,), "kernel": (2, 3, 4, 6)}
@@ -74,7 +81,7 @@ def batches(steps: int) -> list[dict[str, np.ndarray]]:
     return [{f"of_{name}": rng.normal(size=(8, *shape)) for name, shape in SHAPES.items()} for _ in range(steps)]
 
 
-def make(builder: AllReduce) -> tuple[AutoDist, dict[str, tf.Variable], Any]:
+def make(builder: StrategyBuilder) -> tuple[AutoDist, dict[str, tf.Variable], Any]:
     """A program whose gradients are its arguments, so that they are known whatever the weights."""
     autodist = AutoDist(strategy_builder=builder)
     weights = {name: tf.Variable(np.zeros(shape), name=name) for name, shape in SHAPES.items()}
@@ -95,13 +102,14 @@ def make(builder: AllReduce) -> tuple[AutoDist, dict[str, tf.Variable], Any]:
     return autodist, weights, step
 
 
-def by_model(compressor: str, steps: int, ranks: int, spec: str, replicas: tuple[int, ...]) -> dict[str, np.ndarray]:
-    autodist, weights, step = make(AllReduce(1 if "Int8" in compressor else 128, spec, compressor))
-    models = {name: model_of(compressor, name, shape) for name, shape in SHAPES.items()}
+def by_model(builder: StrategyBuilder, compressor: str, steps: int, replicas: tuple[int, ...]) -> dict[str, np.ndarray]:
+    autodist, weights, step = make(builder)
+    served = isinstance(builder, Serving)
+    models = {name: model_of(compressor, name, shape, served=served) for name, shape in SHAPES.items()}
     expected = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     # Examples are shared out evenly among replicas, the first ones of which have those that are left.
     rows = [len(part) for part in np.array_split(np.arange(8), sum(replicas))]
-    ends = np.cumsum([sum(rows[sum(replicas[:rank]) : sum(replicas[: rank + 1])]) for rank in range(ranks)])
+    ends = np.cumsum([sum(rows[sum(replicas[:rank]) : sum(replicas[: rank + 1])]) for rank in range(len(replicas))])
     with autodist:
         for batch in batches(steps):
             step(**batch)
@@ -119,8 +127,41 @@ def by_model(compressor: str, steps: int, ranks: int, spec: str, replicas: tuple
 @pytest.mark.parametrize("compressor", MODELS)
 def test_steps_are_those_of_the_model(cluster: Cluster, compressor: str, spec: str) -> None:
     """Over 4 steps: what is kept from one to the next is kept."""
-    replicas = cluster.shape.replicas
-    same(cluster.run(by_model, compressor=compressor, steps=4, ranks=len(replicas), spec=spec, replicas=replicas))
+    builder = AllReduce(1 if "Int8" in compressor else 128, spec, compressor)
+    same(cluster.run(by_model, builder=builder, compressor=compressor, steps=4, replicas=cluster.shape.replicas))
+
+
+@pytest.mark.parametrize(
+    "cluster", [TWO_WORKERS, UNEVEN_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
+)
+@pytest.mark.parametrize("compressor", [text for text in MODELS if "PowerSGD" not in text])
+def test_steps_on_servers_are_those_of_the_model(cluster: Cluster, compressor: str) -> None:
+    builder = PSLoadBalancing(compressor=compressor)
+    same(cluster.run(by_model, builder=builder, compressor=compressor, steps=4, replicas=cluster.shape.replicas))
+
+
+def train_apart(compressor: str) -> None:
+    """Workers take steps by themselves: what has been applied, and what each still holds, is all of the gradients."""
+    autodist, weights, step = make(PS(sync=False, compressor=compressor))
+    with autodist:
+        steps = 3 + autodist.rank
+        for batch in batches(steps):
+            step(**batch)
+        autodist.sync()
+        held = {variable.name: variable.numpy() for variable in autodist.compressor_state.variables}
+        for name, shape in SHAPES.items():
+            gradients = [batch[f"of_{name}"] for batch in batches(4)]
+            wanted = sum(one[:4].mean(axis=0) for one in gradients[:3]) + sum(one[4:].mean(axis=0) for one in gradients)
+            (missing,) = [value.sum(axis=0).reshape(shape) for key, value in held.items() if key.startswith(name)]
+            assert np.abs(missing).max() > 0
+            np.testing.assert_allclose(weights[name].numpy(), missing - wanted, rtol=1e-9, atol=1e-9)
+        autodist.sync()
+
+
+@pytest.mark.parametrize("cluster", [TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
+@pytest.mark.parametrize("compressor", ["HorovodCompressorEF", "TopKCompressor(ratio=0.1)"])
+def test_workers_that_step_by_themselves_lose_nothing_by_feedback(cluster: Cluster, compressor: str) -> None:
+    cluster.run(train_apart, compressor=compressor)
 
 
 KEEPING = [

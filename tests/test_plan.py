@@ -17,7 +17,7 @@ from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronize
 from autodist_py.resources import local_resource_spec
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
-from autodist_py.strategy_builders.mixed import Parallax
+from autodist_py.strategy_builders.mixed import Parallax, PerVariable
 from autodist_py.strategy_builders.parameter_server import PS, PSLoadBalancing
 from autodist_py.strategy_builders.partitioned import PartitionedAR, ShardedOptimizer, UnevenPartitionedPS
 
@@ -55,6 +55,32 @@ def test_what_is_compressed_sends_less() -> None:
     ring = [Link(0, 1), Link(1, 0)]
     assert plan.traffic("dense") == dict.fromkeys(ring, Traffic(DENSE / 2))
     assert plan.traffic("table") == dict.fromkeys(ring, Traffic(per_use=ROW / 4 + INDEX))
+
+
+DENSE_ELEMENTS = 100 * 30
+
+
+@pytest.mark.parametrize(
+    ("compressor", "nbytes", "times"),
+    [
+        ("HorovodCompressorEF", 2 * DENSE_ELEMENTS, 4 / 3),
+        ("PowerSGDCompressor(rank=2)", 2 * (100 + 30) * 4, 4 / 3),
+        ("TopKCompressor", 30 * (4 + 4), 2),
+        ("Int8Compressor", DENSE_ELEMENTS + 12 * 4, 2),
+    ],
+)
+def test_three_workers_send_of_a_gradient_what_its_compressor_leaves(
+    compressor: str, nbytes: int, times: float
+) -> None:
+    """Sums go round a ring; what is gathered goes to each of the two others; a server is sent it once."""
+    builder = PerVariable({"table": AllReduce()}, default=AllReduce(all_reduce_spec="RING", compressor=compressor))
+    traffic = plan_of(builder, 3, 2).traffic("dense")
+    ring = {Link(rank, (rank + 1) % 3) for rank in range(3)}
+    assert {link: round(one.nbytes) for link, one in traffic.items()} == dict.fromkeys(ring, round(times * nbytes))
+    if "PowerSGD" not in compressor:
+        served = PerVariable({"table": AllReduce()}, default=PS(compressor=compressor))
+        assert plan_of(served, 3).traffic("dense")[Link(1, 0)] == Traffic(nbytes)
+        assert plan_of(served, 3).traffic("dense")[Link(0, 1)] == Traffic(DENSE)
 
 
 def test_an_odd_row_of_bfloat16_travels_with_one_number_more() -> None:

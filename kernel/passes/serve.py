@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from autodist_py.kernel.fragment import Fragment, trace
 from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
+from autodist_py.kernel.memory import Recorder
 from autodist_py.kernel.names import ASSIGNED, KERNEL_SCOPE, captured_name, on_replica, op_of, parse, replica_of
 from autodist_py.kernel.passes.refresh import without_idle_copies
 from autodist_py.kernel.program import Channel, Program, Promise, ServerProgram
@@ -146,6 +147,7 @@ def _by_messages(program: Program, divided: Serving) -> Program:
     edits = Edits()
     results: list[tf.compat.v1.NodeDef] = []
     answers: dict[int, list[Answer]] = {}
+    recorder = Recorder()
     for service in divided.services:
         previous: str | None = None
         for number, exchange in enumerate(service.exchanges):
@@ -158,7 +160,7 @@ def _by_messages(program: Program, divided: Serving) -> Program:
                 previous = _follow(edits, lookups.enqueue, lookups.dequeue, previous)
                 continue
             channels.append(channel_of(program, service, exchange, number))
-            message = sent(program, exchange, channels[-1], divided.summable)
+            message = sent(program, exchange, channels[-1], divided.summable, recorder)
             edits.add(message.fragment.nodes)
             for op in _waited_for(program, divided, service, exchange):
                 edits.add_control(message.enqueue, op)
@@ -176,7 +178,8 @@ def _by_messages(program: Program, divided: Serving) -> Program:
     rewritten = _with_graph(program, graph)
     return replace(
         rewritten,
-        run_ops=(*rewritten.run_ops, *last),
+        run_ops=(*rewritten.run_ops, *last, *recorder.writers),
+        memories=(*program.memories, *recorder.memories),
         fetches=tuple(fetches.get(str(parse(captured_name(name))), name) for name in program.fetches),
         servers=tuple(servers),
         channels=tuple(channels),

@@ -7,11 +7,14 @@ from typing import Any
 import tensorflow as tf
 
 from autodist_py.kernel.fragment import Fragment, TensorSpec, trace
+from autodist_py.kernel.memory import Recorder
 from autodist_py.kernel.names import KERNEL_SCOPE
 from autodist_py.kernel.parcel import Parcel
 from autodist_py.kernel.program import Channel, Program
+from autodist_py.kernel.serving.coded import coded, coded_rows, compressor_for, sent_spec
 from autodist_py.kernel.serving.common import is_in_graph, is_varying, reduction_of, type_of
 from autodist_py.kernel.serving.queues import RUNG, named_queue
+from autodist_py.kernel.synchronizers.coding import Coding
 from autodist_py.kernel.synchronizers.parameter_server import Exchange, Service
 from autodist_py.kernel.weights import batch_specs, raw_gradient, replica_weights, sum_duplicates, weighted
 from autodist_py.proto.graph_item import Gradient
@@ -68,13 +71,20 @@ def channel_of(program: Program, service: Service, exchange: Exchange, number: i
     view = program.analysis.captured
     specs: list[TensorSpec] = []
     joins: list[str] = []
+    counts = program.strategy.pace.replicas_to_aggregate > 0
     for gradient, (tensors, *_) in zip(exchange.gradients, raw_gradients(program, exchange), strict=True):
         differs = is_varying(program, gradient)
-        specs += [replace(spec, name=seam) for spec, seam in zip(tensors, gradient.tensors, strict=True)]
-        joins += (["rows", "rows", "same"] if gradient.is_sparse else ["sum"]) if differs else ["same"] * len(tensors)
-    counts = program.strategy.pace.replicas_to_aggregate > 0
-    if counts:  # Sums over examples, which half precision does not hold.
-        specs = [replace(spec, dtype=_carried(spec.dtype)) for spec in specs]
+        own = [replace(spec, name=seam) for spec, seam in zip(tensors, gradient.tensors, strict=True)]
+        own_joins = (["rows", "rows", "same"] if gradient.is_sparse else ["sum"]) if differs else ["same"] * len(own)
+        if counts:  # Sums over examples, which half precision does not hold.
+            own = [replace(spec, dtype=carried(spec.dtype)) for spec in own]
+        compressor = compressor_for(program, gradient)
+        if compressor is not None:
+            values = values_of(gradient)
+            own[values] = sent_spec(program, gradient, compressor, own[values])
+            own_joins[values] = "rows"
+        specs += own
+        joins += own_joins
     specs += [TensorSpec(value, type_of(view, value)) for value in exchange.values]
     joins += ["same"] * len(exchange.values)
     if counts:
@@ -105,8 +115,13 @@ class Sent:
     answer: Answer
 
 
-def sent(program: Program, exchange: Exchange, channel: Channel, summable: Collection[str]) -> Sent:
-    """What a worker does in an exchange."""
+def values_of(gradient: Gradient) -> int:
+    """Which of the gradient's tensors has its values."""
+    return 1 if gradient.is_sparse else 0
+
+
+def sent(program: Program, exchange: Exchange, channel: Channel, summable: Collection[str], recorder: Recorder) -> Sent:
+    """What a worker does in an exchange; what compressors keep is `recorder`'s."""
     made: list[Traded] = []
     values = [
         TensorSpec(next(program.copies(value)), type_of(program.analysis.captured, value)) for value in exchange.values
@@ -117,8 +132,20 @@ def sent(program: Program, exchange: Exchange, channel: Channel, summable: Colle
         with tf.device(program.place.host):
             if channel.counts:
                 values = [*values, tf.cast(batch[0], tf.float64) if batch else tf.ones([], tf.float64)]
+            kept: list[tuple[Coding, list[dict[str, tf.Tensor]]]] = []
+            for gradient, parts in zip(exchange.gradients, summed, strict=True):
+                compressor = compressor_for(program, gradient)
+                if compressor is None:
+                    continue
+                if gradient.is_sparse:
+                    parts[values_of(gradient)] = coded_rows(compressor, parts[values_of(gradient)])
+                else:
+                    parts[0], coding, states = coded(program, gradient, compressor, parts[0], recorder)
+                    kept.append((coding, states))
             tensors = [*(part for parts in summed for part in parts), *values]
             made.append(trade(program, channel, tensors))
+            for coding, states in kept:
+                coding.keep(states, after=made[0].answered[:1])
             return made[0].answered
 
     fragment = trace(
@@ -160,11 +187,9 @@ def summed_gradients(
             else:  # It is computed from replicated values alone: equal on all replicas.
                 replicas, weights = replicas[:1], [tf.ones([], tf.float64)]
             scale = _scale(program, gradient, batch)
-            carried = _carried if program.strategy.pace.replicas_to_aggregate else _as_it_is
+            sent_as = carried if program.strategy.pace.replicas_to_aggregate else _as_it_is
             values = [
-                weighted(
-                    _cast(tensors[1 if gradient.is_sparse else 0], carried), weight if scale is None else weight * scale
-                )
+                weighted(_cast(tensors[values_of(gradient)], sent_as), weight if scale is None else weight * scale)
                 for tensors, weight in zip(replicas, weights, strict=True)
             ]
             if gradient.is_sparse:
@@ -188,7 +213,7 @@ def _scale(program: Program, gradient: Gradient, batch: Sequence[tf.Tensor]) -> 
     return None
 
 
-def _carried(dtype: tf.DType) -> tf.DType:
+def carried(dtype: tf.DType) -> tf.DType:
     """The type that sums over examples are sent in."""
     return tf.float32 if dtype in (tf.bfloat16, tf.float16) else dtype
 
@@ -197,5 +222,5 @@ def _as_it_is(dtype: tf.DType) -> tf.DType:
     return dtype
 
 
-def _cast(tensor: tf.Tensor, carried: Callable[[tf.DType], tf.DType]) -> tf.Tensor:
-    return tf.cast(tensor, carried(tensor.dtype))
+def _cast(tensor: tf.Tensor, sent_as: Callable[[tf.DType], tf.DType]) -> tf.Tensor:
+    return tf.cast(tensor, sent_as(tensor.dtype))

@@ -10,10 +10,14 @@ from autodist_py.kernel.fragment import TensorSpec, trace
 from autodist_py.kernel.graph_view import VARIABLE_OP
 from autodist_py.kernel.names import KERNEL_SCOPE, on_replica, op_of
 from autodist_py.kernel.program import Channel, Program, ServerFunction, ServerProgram
+from autodist_py.kernel.serving.coded import compressor_for, decoded
 from autodist_py.kernel.serving.common import first_writers, read_of, reduction_of, spelt, type_of, with_variables
 from autodist_py.kernel.serving.lookups import lookup_program
+from autodist_py.kernel.serving.messages import carried, values_of
 from autodist_py.kernel.synchronizers.parameter_server import Exchange, Service, waited_for
 from autodist_py.kernel.weights import sum_duplicates
+from autodist_py.proto.compressors import Compressor
+from autodist_py.proto.graph_item import Gradient
 
 
 def server_programs(program: Program, service: Service, channels: Sequence[Channel]) -> Iterator[ServerProgram]:
@@ -122,8 +126,11 @@ class _ServerPart:
         tensors = sent.unpack(sent.join(messages))
         position = 0
         for gradient in self._exchange.gradients:
-            values = position + 1 if gradient.is_sparse else position
+            values = position + values_of(gradient)
             is_mean = reduction_of(self._program, gradient) == "mean" and sent.joins[values] != "same"
+            compressor = compressor_for(self._program, gradient)
+            if compressor is not None:
+                tensors[values] = self._decoded(gradient, compressor, tensors[values])
             if self._channel.counts:
                 if is_mean:
                     count = tf.cast(tensors[-1], tensors[values].dtype)
@@ -134,6 +141,13 @@ class _ServerPart:
                 tensors[position : position + 2] = sum_duplicates(*tensors[position : position + 2])
             position += len(gradient.tensors)
         return tensors
+
+    def _decoded(self, gradient: Gradient, compressor: Compressor, tensor: tf.Tensor) -> tf.Tensor:
+        """What a gradient, or its rows, are of which the messages have brought `tensor`."""
+        dtype = type_of(self._program.analysis.captured, gradient.tensors[values_of(gradient)])
+        if gradient.is_sparse:
+            return tf.cast(tensor, dtype)
+        return decoded(self._program, gradient, compressor, tensor, carried(dtype) if self._channel.counts else dtype)
 
     def _updates(self) -> Iterator[tf.compat.v1.NodeDef]:
         """The captured ops, which read what was received, and wait for one another as they do in the captured graph."""

@@ -22,6 +22,7 @@ from autodist_py.kernel.names import op_of, parse
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.synchronizers.division import WORKERS, Division
 from autodist_py.kernel.synchronizers.lookups import Lookup, adds_rows_up, lookups_of
+from autodist_py.proto.compressors import compressor_of
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient
 from autodist_py.proto.synchronizers import PSSynchronizer
@@ -129,10 +130,11 @@ def serving(program: Program) -> Serving | None:
 
 
 def _require_available(variable: str, synchronizer: PSSynchronizer) -> None:
-    if synchronizer.compressor != "NoneCompressor":
+    compressor = compressor_of(synchronizer.compressor, "compressor")
+    if compressor.sums_first:
         raise StrategyError(
-            f"variable '{variable}': compressor '{synchronizer.compressor}' of a PS synchronizer is not available; "
-            "leave it out"
+            f"variable '{variable}': a server is sent each worker's gradient by itself, and {synchronizer.compressor} "
+            "needs a sum over workers before; use another compressor, or AllReduce"
         )
 
 

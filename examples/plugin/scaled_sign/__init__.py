@@ -21,6 +21,7 @@ class ScaledSign:
     """Signs as bytes, which each worker gathers from all others; what a gradient loses is added to the next one."""
 
     gathers: ClassVar[bool] = True
+    sums_first: ClassVar[bool] = False
     gives_up: ClassVar[str] = "of gradients the signs travel, and the error is added to the next step's"
 
     def wire_bytes(self, shape: tuple[int, ...], item: int) -> int:

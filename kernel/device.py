@@ -81,6 +81,11 @@ class Place:
         return Place(self.worker, tuple(local))
 
 
+def is_gpu(device: str) -> bool:
+    """Whether a TensorFlow device, as TensorFlow or a strategy names it, is a GPU."""
+    return device.upper().split(":")[-2:][0].endswith("GPU")
+
+
 def _workers(replicas: Iterable[Replica]) -> tuple[int, ...]:
     return tuple(sorted({replica.worker for replica in replicas}))
 

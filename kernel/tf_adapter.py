@@ -35,6 +35,20 @@ def all_gather(value: tf.Tensor, group: Group) -> tf.Tensor:
     return collective_ops.all_gather_v2(value, group.size, group.key, group.instance, communication_hint=group.hint)
 
 
+def broadcast_send(value: tf.Tensor, group: Group) -> tf.Tensor:
+    """The value, of a static shape, which all other members of the group receive."""
+    return collective_ops.broadcast_send_v2(value, group.size, group.key, group.instance, communication_hint=group.hint)
+
+
+def broadcast_receive(shape: tf.TensorShape, dtype: tf.DType, group: Group) -> tf.Tensor:
+    """The value, of this shape and type, that the one member that sends has sent."""
+    shape_tensor = tf.constant(shape.as_list(), tf.int32)
+    received = collective_ops.broadcast_recv_v2(
+        shape_tensor, dtype, group.size, group.key, group.instance, communication_hint=group.hint
+    )
+    return tf.ensure_shape(received, shape)
+
+
 def output_type(node: tf.compat.v1.NodeDef, index: int) -> tf.DType:
     """The type of the `index`-th result of `node`."""
     types: list[int] = []

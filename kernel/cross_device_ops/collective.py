@@ -10,12 +10,15 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from autodist_py.kernel.device import Place
-from autodist_py.kernel.tf_adapter import Group, all_gather, all_reduce
+from autodist_py.kernel.tf_adapter import Group, all_gather, all_reduce, broadcast_receive, broadcast_send
 
 WORKERS_GROUP = 1
 """Group key of one device per worker."""
 REPLICAS_GROUP = 2
 """Group key of all replicas."""
+
+RING, NCCL = "ring", "nccl"
+"""The engines of TensorFlow's collectives, as it names them; NCCL's reduces on GPUs, and does nothing else here."""
 
 REDUCIBLE = frozenset({tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64})
 """What the ring carries."""
@@ -30,7 +33,7 @@ CARRIED = {
 def _row_counts() -> tuple[int, ...]:
     """Numbers of rows that gathers have on the wire: all up to 16, then 16 per doubling (at most 6.25% is padding).
 
-    No rows are padded to one: TensorFlow's gather of nothing from everybody crashes the process.
+    No rows are padded to one: what has no elements cannot be gathered.
     """
     sizes = list(range(16))
     while sizes[-1] < 2**31:
@@ -46,15 +49,15 @@ class Collectives:
     """The collectives of one fragment on one worker.
 
     It hands out their instance keys, and notes which ops make each of them. A key stands for one shape: TensorFlow
-    keeps what it found out about a collective, and refuses another shape under the same key.
+    keeps what it found out about a collective, and refuses another shape under the same key. What has no elements does
+    not travel: TensorFlow's gathers of nothing crash the process, and so do sums and broadcasts (tried on 2.21).
     """
 
-    def __init__(self, place: Place, next_key: int, *, hint: str = "ring"):
-        """Collectives of the workers of `place`, from the key `next_key` on, run by the engine `hint`."""
+    def __init__(self, place: Place, next_key: int):
+        """Collectives of the workers of `place`, from the key `next_key` on."""
         self.place = place
         self.next_key = next_key
         self.launches: list[tuple[str, ...]] = []
-        self._hint = hint
 
     def _take_keys(self, count: int = 1) -> int:
         key = self.next_key
@@ -69,17 +72,19 @@ class Collectives:
         """How many workers take part."""
         return len(self.place.workers)
 
-    def sum_over_workers(self, value: tf.Tensor) -> tf.Tensor:
-        """The sum of one value of a static shape per worker; `value` itself on one worker."""
-        if self.num_workers == 1:
+    def sum_over_workers(self, value: tf.Tensor, *, hint: str = RING) -> tf.Tensor:
+        """The sum of one value of a static shape per worker, by the engine `hint`; `value` itself on one worker."""
+        if self.num_workers == 1 or value.shape.num_elements() == 0:
             return value
-        total = all_reduce(value, self._workers_group(self._take_keys()))
+        total = all_reduce(value, self._workers_group(self._take_keys(), hint))
         self._launched(total)
         return total
 
-    def ring_over_replicas(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sum over all replicas, each of which is a member of one ring."""
-        group = Group(self.place.num_replicas, REPLICAS_GROUP, self._take_keys(), self._hint)
+    def ring_over_replicas(self, values: Sequence[tf.Tensor], *, hint: str = RING) -> list[tf.Tensor]:
+        """The sum over all replicas, each of which is a member of one ring, or of what the engine `hint` makes."""
+        if values[0].shape.num_elements() == 0:
+            return list(values)
+        group = Group(self.place.num_replicas, REPLICAS_GROUP, self._take_keys(), hint)
         sums = []
         for replica, value in zip(self.place.local_replicas, values, strict=True):
             with tf.device(replica.device):
@@ -115,7 +120,22 @@ class Collectives:
         everyone.set_shape([self.num_workers, *value.shape[1:]])
         return everyone
 
+    def broadcast(self, value: tf.Tensor) -> tf.Tensor:
+        """The first worker's value, bit by bit, of one static shape and a type of `CARRIED`; `value` on one worker."""
+        if self.num_workers == 1 or value.shape.num_elements() == 0:
+            return value
+        if value.dtype == tf.bfloat16:  # Reductions carry it, broadcasts do not.
+            return tf.bitcast(self.broadcast(tf.bitcast(value, tf.float16)), tf.bfloat16)
+        own, group = tf.cast(value, CARRIED[value.dtype]), self._workers_group(self._take_keys())
+        is_first = self.place.worker == self.place.workers[0]
+        received = broadcast_send(own, group) if is_first else broadcast_receive(own.shape, own.dtype, group)
+        self._launched(received)
+        return tf.cast(received, value.dtype)
+
     def _gather(self, value: tf.Tensor, key: int | tf.Tensor) -> tf.Tensor:
+        if value.shape[1:].num_elements() == 0:
+            rows = tf.shape(value)[:1] * self.num_workers
+            return tf.zeros(tf.concat([rows, value.shape[1:]], axis=0), value.dtype)
         if value.dtype == tf.bfloat16:  # Reductions carry it, gathers do not.
             pairs, width = _paired(value)
             return _unpaired(self._gather(pairs, key), width)
@@ -123,8 +143,8 @@ class Collectives:
         self._launched(everyone)
         return everyone
 
-    def _workers_group(self, key: int | tf.Tensor) -> Group:
-        return Group(self.num_workers, WORKERS_GROUP, key, self._hint)
+    def _workers_group(self, key: int | tf.Tensor, hint: str = RING) -> Group:
+        return Group(self.num_workers, WORKERS_GROUP, key, hint)
 
 
 def _pad_rows(value: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

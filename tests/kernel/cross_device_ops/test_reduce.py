@@ -1,0 +1,210 @@
+"""Reductions between the devices of one process equal numpy's."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autodist_py.kernel.cross_device_ops.collective import Collectives
+from autodist_py.kernel.cross_device_ops.collective_all_reduce import CollectiveAllReduce
+from autodist_py.kernel.cross_device_ops.copying import ReductionToOneDevice
+from autodist_py.kernel.cross_device_ops.hierarchical_copy import HierarchicalCopyAllReduce
+from tests.kernel import programs
+from tests.kernel.cross_device_ops.reductions import (
+    FLOATS,
+    OPS,
+    WITHIN_WORKER,
+    assert_reduced,
+    assert_rows,
+    devices_of,
+    grouped,
+    is_float,
+    one_of_each,
+    rows_of_each,
+    run_locally,
+)
+
+each_op = pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+each_number = pytest.mark.parametrize("replicas", [2, 3, 4, 5])
+each_reduction = pytest.mark.parametrize("reduction", ["sum", "mean"])
+COUNTS = ([3, 1], [0, 2, 4], [0, 0, 0], [1, 0, 5, 2])
+
+
+@each_reduction
+@each_number
+@each_op
+def test_each_value_of_each_type_and_shape_is_reduced_as_numpy_does(op, replicas, reduction):
+    batch = [values for values in one_of_each(replicas) if reduction == "sum" or is_float(values[0])]
+
+    def body(collectives, fed):
+        made, devices = op(collectives), devices_of(replicas)
+        return [made.reduce(values, devices, reduction=reduction) for values in grouped(fed, replicas)]
+
+    for results, values in zip(run_locally(replicas, sum(batch, []), body), batch, strict=True):
+        assert len(results) == replicas
+        assert_reduced(results, values, reduction)
+
+
+@each_reduction
+@each_number
+@each_op
+def test_a_batch_is_reduced_as_its_values_are_one_by_one(op, replicas, reduction):
+    batch = [values for values in one_of_each(replicas, seed=1) if reduction == "sum" or is_float(values[0])]
+    rows = rows_of_each(range(replicas), tf.float32)
+
+    def body(collectives, fed):
+        made, devices = op(collectives), devices_of(replicas)
+        dense = grouped(fed[: -2 * replicas], replicas)
+        sparse = [tf.IndexedSlices(part, indices) for indices, part in grouped(fed[-2 * replicas :], 2)]
+        first, *others = made.batch_reduce([dense[0], sparse, *dense[1:]], devices, reduction=reduction)
+        return [(one.indices, one.values) for one in others[0]], [first, *others[1:]]
+
+    inputs = [*sum(batch, []), *(part for pair in rows for part in pair)]
+    sparse, dense = run_locally(replicas, inputs, body)
+    assert_rows(sparse, rows, reduction)
+    for results, values in zip(dense, batch, strict=True):
+        assert_reduced(results, values, reduction)
+
+
+@each_reduction
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+@each_op
+def test_sparse_values_are_all_rows_in_replica_order_and_a_mean_divides_by_the_replicas(op, counts, reduction):
+    types = [*FLOATS, *([tf.int32] if reduction == "sum" else [])]
+    rows = {dtype: rows_of_each(counts, dtype) for dtype in types}
+    inputs = [part for dtype in types for pair in rows[dtype] for part in pair]
+
+    def body(collectives, fed):
+        made, devices = op(collectives), devices_of(len(counts))
+        sparse = [
+            tf.IndexedSlices(values, indices, tf.constant([4, 2], tf.int64)) for indices, values in grouped(fed, 2)
+        ]
+        reduced = [made.reduce(values, devices, reduction=reduction) for values in grouped(sparse, len(counts))]
+        return [[(one.indices, one.values, one.dense_shape) for one in results] for results in reduced]
+
+    for dtype, results in zip(types, run_locally(len(counts), inputs, body), strict=True):
+        assert [result[2].tolist() for result in results] == [[4, 2]] * len(counts)
+        assert_rows([result[:2] for result in results], rows[dtype], reduction)
+
+
+@each_op
+def test_results_are_delivered_to_the_destinations(op):
+    values = [np.full(40, 2.0**index) for index in range(3)]
+
+    def body(collectives, fed):
+        made, devices = op(collectives), devices_of(3)
+        to_one = made.reduce(fed, devices, destinations="/device:CPU:6")
+        to_two = made.batch_reduce([fed, fed], devices, destinations=["/device:CPU:2", "/device:CPU:5"])
+        rows = [tf.IndexedSlices(value, tf.range(40)) for value in fed]
+        sparse = made.reduce(rows, devices, destinations=["/device:CPU:4"])
+        assert [one.device for one in to_one] == ["/device:CPU:6"]
+        assert [[one.device for one in results] for results in to_two] == [["/device:CPU:2", "/device:CPU:5"]] * 2
+        assert [one.values.device for one in sparse] == ["/device:CPU:4"]
+        return [*to_one, *to_two[0], *to_two[1]], [one.values for one in sparse]
+
+    dense, sparse = run_locally(3, values, body)
+    for result in dense:
+        np.testing.assert_array_equal(result, np.full(40, 7.0))
+    assert [result.tolist() for result in sparse] == [np.concatenate(values).tolist()]
+
+
+@each_op
+def test_an_all_reduce_leaves_each_replicas_result_on_its_device(op):
+    with tf.Graph().as_default():
+        fed = [tf.compat.v1.placeholder(tf.float32, [200]) for _ in range(3)]
+        made = op(Collectives(programs.place(3), 1))
+        batch = made.batch_reduce([fed, fed], devices_of(3), reduction="mean")
+        results = [made.reduce(fed, devices_of(3)), *batch]
+        assert [[one.device for one in copies] for copies in results] == [devices_of(3)] * 3
+
+
+def devices_that_add(op, replicas, **options):
+    with tf.Graph().as_default() as graph:
+        fed = [tf.compat.v1.placeholder(tf.float32, [1000]) for _ in range(replicas)]
+        op.batch_reduce([fed, fed], devices_of(replicas), **options)
+        added = [node for node in graph.as_graph_def().node if node.op in ("AddN", "AddV2")]
+    return [int(node.device[-1]) for node in added], [len(node.input) for node in added]
+
+
+def test_one_device_adds_all_values_up_where_it_is_told_to_or_else_at_the_first_destination():
+    assert devices_that_add(ReductionToOneDevice("/device:CPU:3"), 2) == ([3, 3], [2, 2])
+    assert devices_that_add(ReductionToOneDevice(), 3, destinations=["/device:CPU:1"]) == ([1, 1], [3, 3])
+
+
+def test_values_are_accumulated_by_the_function_that_is_given():
+    op = ReductionToOneDevice(accumulation_fn=lambda values: tf.reduce_max(tf.stack(values), axis=0))
+    values = [np.array([1.0, 5.0]), np.array([4.0, -2.0])]
+    results = run_locally(2, values, lambda collectives, fed: op.reduce(fed, devices_of(2)))
+    assert [result.tolist() for result in results] == [[4.0, 5.0]] * 2
+
+
+def test_a_tree_adds_neighbours_first_and_each_pack_has_another_root():
+    assert devices_that_add(HierarchicalCopyAllReduce(), 5) == ([0, 2, 0, 0], [2, 2, 2, 2])
+    added, _ = devices_that_add(HierarchicalCopyAllReduce(3), 4)
+    assert added == [0, 2, 0, 1, 3, 1, 2, 0, 2]
+
+
+def launched(op, count, shape=(100,)):
+    collectives = Collectives(programs.place(2), 1)
+    with tf.Graph().as_default():
+        batch = [[tf.compat.v1.placeholder(tf.float32, shape) for _ in range(2)] for _ in range(count)]
+        op(collectives).batch_reduce(batch, devices_of(2))
+    return len(collectives.launches)
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_pack", "count", "launches"),
+    [(0, 5, 1), (400, 5, 5), (800, 5, 3), (799, 5, 5), (128, 2, 8), (0, 6000, 2)],
+)
+def test_a_batch_is_packed_as_far_as_buffers_hold_it_and_larger_values_are_cut(bytes_per_pack, count, launches):
+    assert launched(lambda made: CollectiveAllReduce(made, bytes_per_pack=bytes_per_pack), count) == launches
+
+
+def test_local_replicas_that_are_added_up_before_need_no_collective_of_one_worker():
+    assert launched(lambda made: CollectiveAllReduce(made, local=ReductionToOneDevice()), 3) == 0
+
+
+@each_op
+def test_a_value_of_unknown_shape_is_reduced_by_itself_where_no_collective_is_needed(op):
+    if op not in WITHIN_WORKER.values():
+        pytest.skip("a collective is of a static shape: its refusal has a test")
+    with tf.Graph().as_default() as graph:
+        fed = [tf.compat.v1.placeholder(tf.float32, [None]) for _ in range(3)]
+        results = op(Collectives(programs.place(3), 1)).batch_reduce([fed], devices_of(3), reduction="mean")
+    with programs.session(graph) as running:
+        (copies,) = running.run(results, {one: np.full(4, index) for index, one in enumerate(fed)})
+    assert [copy.tolist() for copy in copies] == [[1.0] * 4] * 3
+
+
+@settings(max_examples=25)
+@given(
+    op=st.sampled_from(list(OPS.values())),
+    lengths=st.lists(st.integers(0, 4), min_size=2, max_size=5),
+    axis=st.integers(-3, 2),
+    dtype=st.sampled_from([*FLOATS, tf.int32, tf.bool, tf.int64]),
+)
+def test_a_gather_puts_the_replicas_tensors_together_along_an_axis(op, lengths, axis, dtype):
+    rng = np.random.default_rng(sum(lengths))
+    values = []
+    for length in lengths:
+        shape = [2, 3, 2]
+        shape[axis] = length
+        values.append(rng.integers(0, 9, size=shape).astype(dtype.as_numpy_dtype))
+    results = run_locally(
+        len(lengths), values, lambda made, fed: op(made).gather(fed, devices_of(len(lengths)), axis=axis)
+    )
+    assert len(results) == len(lengths)
+    for result in results:
+        np.testing.assert_array_equal(result, np.concatenate(values, axis=axis))
+
+
+@each_op
+def test_a_broadcast_is_the_value_on_each_destination(op):
+    def body(collectives, fed):
+        copies = op(collectives).broadcast(fed[0], devices_of(4))
+        assert [copy.device for copy in copies] == devices_of(4)
+        return copies
+
+    for copy in run_locally(2, [np.array([1.5, -0.0])], body):
+        assert copy.tobytes() == np.array([1.5, -0.0]).tobytes()

@@ -42,11 +42,14 @@ def broadcast_send(value: tf.Tensor, group: Group) -> tf.Tensor:
 
 def broadcast_receive(shape: tf.TensorShape, dtype: tf.DType, group: Group) -> tf.Tensor:
     """The value, of this shape and type, that the one member that sends has sent."""
-    shape_tensor = tf.constant(shape.as_list(), tf.int32)
-    received = collective_ops.broadcast_recv_v2(
-        shape_tensor, dtype, group.size, group.key, group.instance, communication_hint=group.hint
+    return collective_ops.broadcast_recv_v2(
+        tf.constant(shape.as_list(), tf.int32),
+        dtype,
+        group.size,
+        group.key,
+        group.instance,
+        communication_hint=group.hint,
     )
-    return tf.ensure_shape(received, shape)
 
 
 def output_type(node: tf.compat.v1.NodeDef, index: int) -> tf.DType:

@@ -130,7 +130,7 @@ class Collectives:
         is_first = self.place.worker == self.place.workers[0]
         received = broadcast_send(own, group) if is_first else broadcast_receive(own.shape, own.dtype, group)
         self._launched(received)
-        return tf.cast(received, value.dtype)
+        return tf.cast(tf.ensure_shape(received, value.shape), value.dtype)
 
     def _gather(self, value: tf.Tensor, key: int | tf.Tensor) -> tf.Tensor:
         if value.shape[1:].num_elements() == 0:
@@ -150,7 +150,8 @@ class Collectives:
 def _pad_rows(value: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     missing = tf.reshape(rows - tf.shape(value, out_type=tf.int64)[0], [1, 1])
     below = tf.concat([tf.zeros([1, 1], tf.int64), missing], axis=1)
-    return tf.pad(value, tf.pad(below, [[0, value.shape.rank - 1], [0, 0]]))
+    padded = tf.pad(value, tf.pad(below, [[0, value.shape.rank - 1], [0, 0]]))
+    return tf.ensure_shape(padded, [None, *value.shape[1:]])
 
 
 def _paired(value: tf.Tensor) -> tuple[tf.Tensor, int | None]:

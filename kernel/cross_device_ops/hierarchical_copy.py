@@ -42,7 +42,7 @@ class HierarchicalCopyAllReduce(WithinWorker):
     ) -> list[Value]:
         """The sum or mean of the values on each destination; of sparse ones all rows."""
         require_reducible(values, devices, reduction)
-        return _along_tree(values, devices, reduction, destinations, root=0)
+        return _along_tree(values, devices, places_of(devices, destinations), reduction, root=0)
 
     def batch_reduce(
         self,
@@ -61,27 +61,22 @@ class HierarchicalCopyAllReduce(WithinWorker):
             devices,
             places,
             self.num_packs,
-            lambda values, number: _along_tree(values, devices, reduction, destinations, root=number % len(devices)),
+            lambda values, number: _along_tree(values, devices, places, reduction, root=number % len(devices)),
         )
 
 
 def _along_tree(
-    values: Sequence[Value],
-    devices: Sequence[str],
-    reduction: Reduction,
-    destinations: Destinations,
-    *,
-    root: int,
+    values: Sequence[Value], devices: Sequence[str], places: Sequence[str], reduction: Reduction, *, root: int
 ) -> list[Value]:
-    """The values' sum or mean; with the root 0, rows of sparse values keep the replicas' order."""
+    """The values' sum or mean in all places; with the root 0, rows of sparse values keep the replicas' order."""
     levels = _levels(len(devices), root)
     sums = list(values)
     for level in levels:
         for parent, child in level:
             sums[parent] = added([sums[parent], sums[child]], devices[parent])
     total = averaged(sums[root], len(values), devices[root], reduction)
-    if destinations is not None:
-        return delivered([total], [devices[root]], places_of(devices, destinations))
+    if list(places) != list(devices):
+        return delivered([total], [devices[root]], places)
     sums[root] = total
     for level in reversed(levels):
         for parent, child in level:

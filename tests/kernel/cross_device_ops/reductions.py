@@ -59,8 +59,12 @@ def rows_of_each(counts: Sequence[int], dtype: tf.DType, width: int = 2, seed: i
     ]
 
 
-def grouped(flat: Sequence[Any], size: int) -> list[list[Any]]:
-    return [list(flat[begin : begin + size]) for begin in range(0, len(flat), size)]
+def flat(values: Sequence[Sequence[Any]]) -> list[Any]:
+    return [one for copies in values for one in copies]
+
+
+def grouped(values: Sequence[Any], size: int) -> list[list[Any]]:
+    return [list(values[begin : begin + size]) for begin in range(0, len(values), size)]
 
 
 def is_float(value: np.ndarray) -> bool:

@@ -60,7 +60,7 @@ def test_a_batch_is_reduced_as_its_values_are_one_by_one(op, replicas):
         kind: [values for values in one_of_each(replicas, seed=1) if kind == "sum" or is_float(values[0])]
         for kind in ("sum", "mean")
     }
-    rows = rows_of_each(range(replicas), tf.float32)
+    rows = rows_of_each(range(replicas, 0, -1), tf.float32)
 
     def body(collectives, fed):
         made, devices, results = op(collectives), devices_of(replicas), {}

@@ -69,8 +69,9 @@ class AutoDist:
         fetch_reduction: how a float that differs between replicas is returned, "mean" (over examples) or "sum".
         sum_duplicates: sum duplicate rows of a sparse gradient before the update sees them. That is another
             algorithm for optimizers that square each row by itself (Keras's Adam family).
-        strict: refuse to train a variable whole that the strategy cuts into shards, where its update cannot be cut;
-            else warn of it.
+        strict: refuse what can be done in another way only: to train a variable whole that the strategy cuts into
+            shards, where its update cannot be cut; to use RING in the place of NCCL, which runs on GPUs only. Else
+            warn of it.
         seed: the seed of random numbers; None: one that the chief chooses, unless the user sets one.
 
     Raises:

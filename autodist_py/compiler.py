@@ -116,6 +116,8 @@ class Compiler:
         fed = [source.name for source in item.inputs if source.kind == "feed"]
         checked_steps = self._checked_steps if program.pace.is_together else 0
         check = InputCheck(self.cluster, self._key("inputs"), fed, steps=checked_steps)
+        if strategy.replaced and self.cluster.is_chief:
+            _log.warning("%s: %s", name, strategy.replaced)
         for variable, reason in program.left_whole.items() if self.cluster.is_chief else ():
             _log.warning("%s: '%s' is trained whole: %s", name, variable, reason)
         own = {**variables, **self.memories.of(program.memories, variables, self.cluster.num_workers)}

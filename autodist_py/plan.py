@@ -6,7 +6,7 @@ It works without TensorFlow: it counts from the three values.
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -20,14 +20,12 @@ from autodist_py.proto.graph_item import GraphItem, Variable
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Node, Strategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
-from autodist_py.proto.text import count, short, table
+from autodist_py.proto.text import count, short, some, table
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
 
 _INDEX_BYTES = 8
 _HALF_BYTES = 2
-_NAMED = 3
-"""How many names a warning lists."""
 _HEADER = ("variable", "shape", "bytes", "gradient", "synchronizer", "group", "shards", "compressor", "a step sends")
 _ITEM, _STRATEGY, _FAILURE = "item.pb", "strategy.json", "failure.json"
 
@@ -184,6 +182,7 @@ class Plan:
                 "a use: for each time that a worker's batch uses a row of a table; a row: for each such row, once. "
                 "Where an update adds rows up by itself, as SGD's does, the gradient of each row is sent once."
             )
+        parts += [f"instead: {self.strategy.replaced}"] if self.strategy.replaced else []
         parts += [self.strategy.given_up, *(f"warning: {one}" for one in inexact(self.item))]
         return "\n\n".join(parts)
 
@@ -226,28 +225,22 @@ def inexact(item: GraphItem) -> Iterator[str]:
     """What of `item` is not, or may not be, computed as on one device, in sentences for the user."""
     if item.local_ops:
         yield (
-            f"it is not seen that {_some(item.local_ops)} keep examples apart. Where they mix them, as batch "
+            f"it is not seen that {some(item.local_ops)} keep examples apart. Where they mix them, as batch "
             "normalization does, each replica mixes its own, so that results depend on the number of replicas; "
             "`autodist verify` tells whether they do"
         )
     if item.inseparable_ops:
         yield (
-            f"it is not seen that {_some(item.inseparable_ops)} pass gradients on linearly. A term of the loss that "
+            f"it is not seen that {some(item.inseparable_ops)} pass gradients on linearly. A term of the loss that "
             "depends on no example, as a regularizer does, is added to a sum over examples behind them, and counts "
             "once per replica; compute it apart from what the examples use, or take the mean over examples"
         )
     unknown = [gradient.variable for gradient in item.gradients if not gradient.reduction]
     if unknown:
         yield (
-            f"the loss whose gradients train {_some(unknown)} is neither a sum nor a mean over examples, as far as its "
+            f"the loss whose gradients train {some(unknown)} is neither a sum nor a mean over examples, as far as its "
             f"graph shows; it is taken for a {item.loss_reduction}, as AutoDist(loss_reduction=...) says"
         )
-
-
-def _some(names: Sequence[str]) -> str:
-    distinct = list(dict.fromkeys(names))
-    more = f" and {len(distinct) - _NAMED} more" if len(distinct) > _NAMED else ""
-    return ", ".join(f"'{name}'" for name in distinct[:_NAMED]) + more
 
 
 # -- A script that is planned -----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from autodist_py.proto.compressors import compressor_of
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Variable
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, Pace, PSSynchronizer, Synchronizer
-from autodist_py.proto.text import count, known_names, short, table
+from autodist_py.proto.text import count, known_names, short, some, table
 
 
 def shard_name(name: str, index: int) -> str:
@@ -246,6 +246,22 @@ class Strategy:
                 table(("variable", "synchronizer", "group", "compressor", "partitioner"), rows),
                 self.given_up,
             ]
+        )
+
+    @property
+    def replaced(self) -> str:
+        """What of it is done in another way, and why, for people; "" where nothing is."""
+        others = [device for device in self.replicas if ":GPU:" not in device]
+        asking = [
+            node.var_name
+            for node in self.node_config
+            if any(isinstance(one, AllReduceSynchronizer) and one.spec == "NCCL" for one in node.every_synchronizer)
+        ]
+        if not others or not asking:
+            return ""
+        return (
+            f"all_reduce_spec NCCL runs on GPUs only, not on {some(others)}: with AutoDist(strict=False) RING is used "
+            f"in its place, for {some(asking)}; else the program is refused"
         )
 
     @property

@@ -21,6 +21,13 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def some(names: Iterable[str], *, limit: int = 3) -> str:
+    """The first names, in quotes, and how many more there are; each counts once."""
+    distinct = list(dict.fromkeys(names))
+    more = f" and {len(distinct) - limit} more" if len(distinct) > limit else ""
+    return ", ".join(f"'{name}'" for name in distinct[:limit]) + more
+
+
 def known_names(name: str, known: Iterable[str], *, limit: int = 10) -> str:
     """What to write instead of an unknown name: the nearest known one, or the known ones."""
     names = list(known)

@@ -10,7 +10,15 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 from autodist_py import AutoDist
-from tests.cluster_pool import SHAPES, THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, UNEVEN_WORKERS, Cluster
+from tests.cluster_pool import (
+    SHAPES,
+    THREE_WORKERS,
+    TWO_REPLICAS,
+    TWO_WORKERS,
+    UNEVEN_WORKERS,
+    CaseFailedError,
+    Cluster,
+)
 from tests.cluster_pool import same_on_all_workers as same
 from tests.oracle import SINGLE, Parts, Training, Values, assert_close, compare_function, compare_graph
 from tests.oracle_programs import (
@@ -92,6 +100,14 @@ def test_how_gradients_are_grouped_and_reduced_changes_no_number(
 ):
     builder = f"AllReduce(chunk_size={chunk_size}, all_reduce_spec='{spec}', bytes_per_pack={bytes_per_pack})"
     same(cluster.run(train, door="hand-written", optimizer="momentum", strategy_builder=builder))
+
+
+@on_two_kinds
+def test_without_gpus_rings_do_what_nccl_would_where_that_is_allowed(cluster: Cluster):
+    builder = "AllReduce(all_reduce_spec='NCCL')"
+    same(cluster.run(train, door="hand-written", optimizer="momentum", strategy_builder=builder, strict=False))
+    with pytest.raises(CaseFailedError, match=r"needs NCCL, which runs on GPUs only.*or AutoDist\(strict=False\)"):
+        cluster.run(train, door="hand-written", optimizer="momentum", strategy_builder=builder)
 
 
 @on_two_kinds

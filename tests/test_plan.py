@@ -120,6 +120,18 @@ def test_a_shard_sends_its_share() -> None:
     assert re.search(r"^dense .* PS\(127.0.0.1:CPU:0\) PS\(127.0.0.2:CPU:0\) +- +2 \(33, 67\) +- ", str(plan), re.M)
 
 
+def test_what_is_used_in_the_place_of_nccl_is_said_with_the_reason() -> None:
+    text = str(plan_of(AllReduce(all_reduce_spec="NCCL"), 2))
+    assert (
+        "instead: all_reduce_spec NCCL runs on GPUs only, not on '127.0.0.1:CPU:0', '127.0.0.2:CPU:0': with "
+        "AutoDist(strict=False) RING is used in its place, for 'dense', 'table'; else the program is refused"
+    ) in text
+    assert "instead" not in str(plan_of(AllReduce(all_reduce_spec="RING"), 2))
+    on_gpus = ResourceSpec((NodeSpec("127.0.0.1", chief=True, gpus=(0, 1)),))
+    strategy = build_strategy(AllReduce(all_reduce_spec="NCCL"), ITEM, on_gpus)
+    assert "instead" not in str(Plan(ITEM, on_gpus, strategy))
+
+
 @pytest.mark.parametrize("builder", [AllReduce(), PSLoadBalancing(), Parallax(), ShardedOptimizer(), PartitionedAR()])
 def test_a_worker_alone_sends_nothing(builder: StrategyBuilder) -> None:
     assert plan_of(builder, 1, 2).links() == {}

@@ -7,15 +7,19 @@ order; of several lookups in one table, the same rows grouped by replica. A work
 it sends them where that makes no difference to the update.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 import tensorflow as tf
 
 from autodist_py.kernel.compressors.codec import Wire
 from autodist_py.kernel.compressors.rounding import rounded, travelling
 from autodist_py.kernel.cross_device_ops import packing
+from autodist_py.kernel.cross_device_ops.choice import fitting
 from autodist_py.kernel.cross_device_ops.collective import REDUCIBLE, Collectives, on_each
+from autodist_py.kernel.cross_device_ops.collective_all_reduce import AUTOMATIC_PACK_BYTES, CollectiveAllReduce
+from autodist_py.kernel.cross_device_ops.copying import ReductionToOneDevice
 from autodist_py.kernel.fragment import Fragment, trace
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.memory import Recorder
@@ -29,13 +33,8 @@ from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient
 from autodist_py.proto.synchronizers import AllReduceSynchronizer
 
-_LOCAL_FIRST = frozenset({"AUTO"})
-_ONE_RING = frozenset({"RING"})
-
 _MOST_PIECES = 4096
 """Of one gradient: each is a collective, of which the graph would be made alone."""
-AUTOMATIC_PACK_BYTES = 2 << 20
-"""The size of buffers where the strategy gives none: benchmarks/collectives.py, docs/performance.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +132,9 @@ def _packed(
 
 
 def _check(program: Program, synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DType) -> None:
-    if synchronizer.spec not in _LOCAL_FIRST | _ONE_RING:
+    if synchronizer.spec == "HOROVOD":
         raise StrategyError(
-            f"variable '{gradient.variable}': all_reduce_spec '{synchronizer.spec}' cannot run on CPU devices; "
-            "use AUTO or RING"
+            f"variable '{gradient.variable}': all_reduce_spec 'HOROVOD' is not available; use AUTO or RING"
         )
     if dtype not in REDUCIBLE:
         raise StrategyError(
@@ -192,7 +190,8 @@ def _reduce_dense(
     for position, replica in enumerate(replicas):
         with tf.device(replica.device):
             buffers.append(weighted(packing.pack([copies[position] for copies in gradients]), weights[position]))
-    reduced = _reduce_buffers(group.synchronizer, buffers, collectives)
+    devices = [replica.device for replica in replicas]
+    reduced = _operation(program, group, collectives).reduce(buffers, devices)
     shapes = [tuple(copies[0].shape) for copies in gradients]
     unpacked = []
     for replica, buffer in zip(replicas, reduced, strict=True):
@@ -201,48 +200,24 @@ def _reduce_dense(
     return [[[tensor] for tensor in copies] for copies in zip(*unpacked, strict=True)]
 
 
-def _reduce_buffers(
-    synchronizer: AllReduceSynchronizer, buffers: Sequence[tf.Tensor], collectives: Collectives
-) -> list[tf.Tensor]:
-    """The sum of all replicas' buffers, on each local replica's device."""
-    devices = [replica.device for replica in collectives.place.local_replicas]
-    if synchronizer.spec in _ONE_RING:
-        return _in_pieces(synchronizer, buffers, devices, collectives.ring_over_replicas)
-    with tf.device(devices[0]):
-        total = tf.add_n(list(buffers)) if len(buffers) > 1 else buffers[0]
-        return on_each(_total(synchronizer, total, collectives), devices)
+def _operation(program: Program, group: Group, collectives: Collectives) -> CollectiveAllReduce:
+    """What reduces dense tensors: with AUTO local replicas are added up first, else every replica is a member.
 
-
-def _total(synchronizer: AllReduceSynchronizer, value: tf.Tensor, collectives: Collectives) -> tf.Tensor:
-    """The sum of one value per worker, on the device that is current."""
-    if collectives.num_workers == 1:
-        return value
-    device = collectives.place.local_replicas[0].device
-    (total,) = _in_pieces(synchronizer, [value], [device], lambda members: [collectives.sum_over_workers(members[0])])
-    return total
-
-
-def _in_pieces(
-    synchronizer: AllReduceSynchronizer,
-    members: Sequence[tf.Tensor],
-    devices: Sequence[str],
-    reduce: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
-) -> list[tf.Tensor]:
-    """What `reduce` makes of the members, piece by piece."""
-    most = max(1, _pack_bytes(synchronizer) // members[0].dtype.size)
-    pieces = []
-    for member, device in zip(members, devices, strict=True):
-        with tf.device(device):
-            pieces.append(packing.cut(member, packing.piece_sizes(member, most)))
-    combined = []
-    for piece in zip(*pieces, strict=True):
-        with tf.device(devices[0]):
-            combined.append(reduce(piece))
-    results = []
-    for member, device, parts in zip(members, devices, zip(*combined, strict=True), strict=True):
-        with tf.device(device):
-            results.append(packing.join(parts, member.shape))
-    return results
+    Raises:
+        StrategyError: the engine that is asked for does not fit the devices, and nothing else may be used.
+    """
+    requested = CollectiveAllReduce(
+        collectives,
+        implementation="NCCL" if group.synchronizer.spec == "NCCL" else "RING",
+        local=ReductionToOneDevice() if group.synchronizer.spec == "AUTO" else None,
+        bytes_per_pack=group.synchronizer.bytes_per_pack,
+    )
+    everyone = [replica.device for replica in program.place.everyone]
+    try:
+        fits = fitting(requested, everyone, strict=program.options.strict).op
+    except StrategyError as error:
+        raise StrategyError(f"{group}: {error}, or AutoDist(strict=False), which does") from None
+    return cast(CollectiveAllReduce, fits)  # Without NCCL it is another of its kind.
 
 
 def _is_coded(program: Program, group: Group, collectives: Collectives) -> bool:
@@ -262,13 +237,11 @@ def _reduce_coded(
     """As `_reduce_dense`: local replicas are added up, and what leaves the worker is coded."""
     place = collectives.place
     devices = [replica.device for replica in place.local_replicas]
-    wire = Wire(
-        place.workers.index(place.worker),
-        collectives.num_workers,
-        lambda value: _total(group.synchronizer, value, collectives),
-    )
+    between = replace(_operation(program, group, collectives), local=ReductionToOneDevice())
+    wire = Wire(place.workers.index(place.worker), collectives.num_workers, lambda value: between.sums([value])[0])
     with tf.device(devices[0]):
-        own = [_local_sum(copies, weights, devices) for copies in gradients]
+        parts = [_weighted(copies, weights, devices) for copies in gradients]
+        own = [copies[0] for copies in ReductionToOneDevice().batch_reduce(parts, devices, destinations=devices[:1])]
         coding = Coding(program, group.compressor, group.gradients, group.dtype, recorder)
         sent, states = coding.compress(own, wire)
         travelled = collectives.gather(sent) if group.compressor.gathers else wire.total(sent)
@@ -277,12 +250,12 @@ def _reduce_coded(
     return [[[copy] for copy in on_each(total, devices)] for total in totals]
 
 
-def _local_sum(copies: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], devices: Sequence[str]) -> tf.Tensor:
+def _weighted(copies: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], devices: Sequence[str]) -> list[tf.Tensor]:
     parts = []
     for copy, weight, device in zip(copies, weights, devices, strict=True):
         with tf.device(device):
             parts.append(weighted(copy, weight))
-    return tf.add_n(parts) if len(parts) > 1 else parts[0]
+    return parts
 
 
 def _reduce_sparse(

@@ -23,6 +23,8 @@ LOST_WORKERS_VARIABLE = "AUTODIST_LOST_WORKERS"
 EXIT_GRACE_VARIABLE = "AUTODIST_EXIT_GRACE"
 COORDINATOR_PORT_VARIABLE = "AUTODIST_COORDINATOR_PORT"
 SERVER_PORT_VARIABLE = "AUTODIST_SERVER_PORT"
+SSH_CONFIG_VARIABLE = "AUTODIST_SSH_CONFIG"
+LAUNCH_VARIABLE = "AUTODIST_LAUNCH"
 CHECKED_STEPS_VARIABLE = "AUTODIST_CHECKED_STEPS"
 SEED_VARIABLE = "AUTODIST_SEED"
 STRATEGY_VARIABLE = "AUTODIST_STRATEGY"
@@ -40,6 +42,9 @@ RECORDED_RUNS = ("plain", "compiled", "ops")
 LOST_WORKERS = ("end", "continue")
 """What a run does when a worker fails that the others can do without."""
 
+LAUNCH = ("auto", "none")
+"""Whether the chief starts the other workers, or each process is started by hand."""
+
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -51,7 +56,10 @@ class SettingsError(AutoDistError, ValueError):
 class Settings:
     """The environment of one process. Times are in seconds.
 
-    `rank` and `coordinator` (host:port) are set for the workers that a chief launched, and None in the chief.
+    `rank` and `coordinator` (host:port) are those of a worker other than the chief, and None in the chief.
+    `launch` is "none" in each process of a run whose workers are started by hand: the chief starts none, and others
+    wait for it. The chief's `coordinator_port` must be given then.
+    `ssh_config` is the configuration file for the ssh client, in the place of the user's and the system's.
     `worker_output` is a file descriptor for the other workers' lines, open in this process.
     `server_port` is the TensorFlow server's port on rank 0, and rank r takes `server_port + r`; 0 means any free one.
     `checked_steps` is for how many steps the workers compare what they are given, with `batch="global"`.
@@ -84,11 +92,13 @@ class Settings:
     record_dir: Path | None = None
     record_steps: int = 3
     recorded_run: str = "compiled"
+    ssh_config: Path | None = None
+    launch: str = "auto"
 
     def __post_init__(self) -> None:
         if (self.rank is None) != (self.coordinator is None):
             raise SettingsError(
-                f"{RANK_VARIABLE} and {COORDINATOR_VARIABLE} are set together, by the chief, for its workers. "
+                f"{RANK_VARIABLE} and {COORDINATOR_VARIABLE} are set together, for workers other than the chief. "
                 f"Received: {RANK_VARIABLE}={self.rank}, {COORDINATOR_VARIABLE}={self.coordinator}. "
                 "Unset both: `python train.py` is the chief and starts the other workers."
             )
@@ -120,6 +130,8 @@ class Settings:
             exit_grace=_seconds(given, EXIT_GRACE_VARIABLE, defaults.exit_grace),
             coordinator_port=_integer(given, COORDINATOR_PORT_VARIABLE, 0, most=65535) or 0,
             server_port=_integer(given, SERVER_PORT_VARIABLE, 0, most=65535) or 0,
+            ssh_config=_path(given, SSH_CONFIG_VARIABLE),
+            launch=_choice(given, LAUNCH_VARIABLE, LAUNCH, defaults.launch),
             checked_steps=_integer(given, CHECKED_STEPS_VARIABLE, defaults.checked_steps, most=2**31 - 1) or 0,
             seed=_integer(given, SEED_VARIABLE, None, most=2**31 - 1),
             strategy=given.get(STRATEGY_VARIABLE),

@@ -9,9 +9,22 @@ import grpc
 from autodist_py.proto.errors import ClusterError
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.runtime.coordinator import Coordinator
-from autodist_py.runtime.launcher import Job, Launcher, LocalLauncher, Worker, chief_output, stop_workers
+from autodist_py.runtime.launcher import (
+    Job,
+    Launcher,
+    LocalLauncher,
+    Worker,
+    chief_output,
+    secret_from_input,
+    stop_workers,
+)
+from autodist_py.runtime.ports import require_own_address
 from autodist_py.runtime.service import serve
-from autodist_py.settings import Settings
+from autodist_py.runtime.ssh_launcher import SshLauncher
+from autodist_py.settings import COORDINATOR_PORT_VARIABLE, COORDINATOR_VARIABLE, LAUNCH_VARIABLE, Settings
+
+_ALL_ADDRESSES = "[::]"
+"""Of IPv6 and IPv4."""
 
 _REPLY_SECONDS = 2.0
 _END_SECONDS = 30.0
@@ -23,7 +36,7 @@ class Chief:
 
     coordinator: Coordinator
     _resources: ResourceSpec
-    _launcher: Launcher
+    _launcher: Launcher | None
     _secret: str
     _server: grpc.Server
     _address: str
@@ -36,8 +49,10 @@ class Chief:
         Raises:
             ClusterError: there is no launcher for these nodes, or the coordinator's port is in use.
         """
+        if not resources.is_local:
+            require_own_address(resources.chief.address)
         launcher = launcher_for(resources, settings)
-        secret = secrets.token_hex(32)
+        secret = secrets.token_hex(32) if launcher is not None else secret_from_input()
         coordinator = Coordinator(
             [node.address for node in resources.workers],
             run_id=secrets.token_hex(6),
@@ -46,11 +61,19 @@ class Chief:
             heartbeat_timeout=settings.heartbeat_timeout,
             goes_on=settings.lost_workers == "continue",
         )
-        server, address = serve(coordinator, secret, host=resources.chief.address, port=settings.coordinator_port)
-        return cls(coordinator, resources, launcher, secret, server, address)
+        address = resources.chief.address
+        # A host name may stand for another address here than elsewhere (127.0.1.1 on Debian).
+        host = address if resources.is_local else _ALL_ADDRESSES
+        server, port = serve(coordinator, secret, host=host, port=settings.coordinator_port)
+        return cls(coordinator, resources, launcher, secret, server, f"{address}:{port}")
 
     def launch_workers(self) -> None:
-        """Every other worker's script has started; their ends are reported to the coordinator."""
+        """Every other worker's script has started, and its end is reported to the coordinator.
+
+        Where workers are started by hand nothing happens.
+        """
+        if self._launcher is None:
+            return
         for rank, node in enumerate(self._resources.workers):
             if rank:
                 job = Job(rank, node, self._address, self._secret)
@@ -73,16 +96,23 @@ class Chief:
         stop_workers(self._workers, grace=grace)
 
 
-def launcher_for(resources: ResourceSpec, settings: Settings) -> Launcher:
-    """What starts workers on these nodes.
+def launcher_for(resources: ResourceSpec, settings: Settings) -> Launcher | None:
+    """What starts workers on these nodes; None where they are started by hand.
 
     Raises:
-        ClusterError: the nodes are other machines.
+        ClusterError: the nodes cannot be reached with these settings.
     """
-    if resources.is_local:
-        return LocalLauncher(chief_output(settings.worker_output))
-    remote = [node.address for node in resources.workers if not node.is_loopback]
-    raise ClusterError(
-        f"workers can be started on this machine only, at loopback addresses. Received: {', '.join(remote)}. "
-        "Use 127.0.0.1, 127.0.0.2, ... in the resource spec, or `autodist run --local N`."
-    )
+    if settings.launch == "none":
+        _require_known_port(settings)
+        return None
+    output = chief_output(settings.worker_output)
+    return LocalLauncher(output) if resources.is_local else SshLauncher(output, resources, settings)
+
+
+def _require_known_port(settings: Settings) -> None:
+    if not settings.coordinator_port:
+        raise ClusterError(
+            f"who starts workers by hand tells them where the chief is. Received: {LAUNCH_VARIABLE}=none without "
+            f"{COORDINATOR_PORT_VARIABLE}. Give the chief {COORDINATOR_PORT_VARIABLE}=PORT, and the others "
+            f"{COORDINATOR_VARIABLE}=ADDRESS:PORT."
+        )

@@ -207,13 +207,18 @@ class Coordinator:
 
     # -- What the chief's own threads report --------------------------------------------------------------------------
 
-    def process_ended(self, rank: int, exit_code: int) -> None:
-        """The launcher saw the worker's process end; unless all have left and the code is 0, the run has failed."""
+    def process_ended(self, rank: int, exit_code: int, reason: str = "") -> None:
+        """The launcher saw the worker's process end; unless all have left and the code is 0, the run has failed.
+
+        `reason` is given where the launcher knows more than the exit code tells.
+        """
         with self._changed:
             if (exit_code == 0 and self._all_left) or rank in self._lost:
                 return
             if exit_code == 0 and rank in self._released:
                 self._fail(rank, "ended its script", self._released[rank])
+            elif reason:
+                self._fail(rank, "ended", reason)
             elif rank not in self._servers:
                 hint = "see its output above" if exit_code else "its script must reach AutoDist(...)"
                 self._fail(rank, "ended", f"{describe_exit(exit_code)}; {hint}")

@@ -1,6 +1,7 @@
 """Starting the other workers, and their output. The chief uses it; it knows no coordinator and no TensorFlow.
 
-Today workers are local processes. SSH is to be another Launcher; workers that are already there are none at all.
+It owns what every launcher needs, and the one of local processes; `ssh_launcher.py` has that of other hosts. Workers
+that are already there need none.
 """
 
 import os
@@ -12,11 +13,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import IO, Protocol, cast
 
 from autodist_py.proto.errors import ClusterError
 from autodist_py.proto.resource_spec import NodeSpec
-from autodist_py.settings import COORDINATOR_VARIABLE, RANK_VARIABLE, WORKER_OUTPUT_VARIABLE
+from autodist_py.settings import COORDINATOR_VARIABLE, LAUNCH_VARIABLE, RANK_VARIABLE, WORKER_OUTPUT_VARIABLE
 
 _COLORS = (36, 35, 32, 33, 34, 31)
 _DRAIN_SECONDS = 2.0
@@ -33,13 +34,20 @@ class Job:
     secret: str
 
 
+ExitReport = Callable[[int, int, str], None]
+"""What is told of a worker's end: its rank, its exit code, and the reason, where the launcher knows more than the code.
+
+An exit code that is negative is the number of the signal that ended it.
+"""
+
+
 class Worker(Protocol):
     """A worker that was started."""
 
     rank: int
 
     def wait(self, timeout: float) -> int | None:
-        """Its exit code once it has ended and its output is shown; negative: a signal's. None: it still runs."""
+        """Its exit code once it has ended and its output is shown. None: it still runs."""
         ...
 
     def terminate(self) -> None:
@@ -54,8 +62,8 @@ class Worker(Protocol):
 class Launcher(Protocol):
     """How workers are started on their nodes."""
 
-    def launch(self, job: Job, *, on_exit: Callable[[int, int], None]) -> Worker:
-        """The worker, started; `on_exit(rank, exit code)` is called, in another thread, when its process ends."""
+    def launch(self, job: Job, *, on_exit: ExitReport) -> Worker:
+        """The worker, started; `on_exit` is called, in another thread, when its process has ended."""
         ...
 
 
@@ -71,7 +79,7 @@ class LocalLauncher:
         self._output = output
         self._command = own_command()
 
-    def launch(self, job: Job, *, on_exit: Callable[[int, int], None]) -> "LocalWorker":
+    def launch(self, job: Job, *, on_exit: ExitReport) -> "LocalWorker":
         """See Launcher. The secret goes over standard input, which is then at its end."""
         process = subprocess.Popen(
             self._command,
@@ -82,10 +90,8 @@ class LocalLauncher:
             start_new_session=True,
         )
         worker = LocalWorker(job.rank, process, self._output, on_exit)
-        with suppress(BrokenPipeError):
-            if process.stdin is not None:
-                process.stdin.write(f"{job.secret}\n".encode())
-                process.stdin.close()
+        with suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as stdin:
+            stdin.write(f"{job.secret}\n".encode())
         return worker
 
 
@@ -93,27 +99,20 @@ class LocalWorker:
     """One local process. It implements Worker."""
 
     def __init__(
-        self,
-        rank: int,
-        process: "subprocess.Popen[bytes]",
-        output: "LineOutput",
-        on_exit: Callable[[int, int], None],
+        self, rank: int, process: "subprocess.Popen[bytes]", output: "LineOutput", on_exit: ExitReport
     ) -> None:
         self.rank = rank
         self._process = process
-        self._on_exit = on_exit
-        name = f"autodist-worker-{rank}"
-        self._pump = threading.Thread(target=output.relay, args=(rank, process.stdout), name=name, daemon=True)
-        self._watch = threading.Thread(target=self._report_exit, name=name, daemon=True)
-        self._pump.start()
-        self._watch.start()
+        self._watched = WatchedProcess(
+            process,
+            name=f"autodist-worker-{rank}",
+            readers=[lambda: output.relay(rank, cast(IO[bytes], process.stdout))],
+            on_exit=lambda code: on_exit(rank, code, ""),
+        )
 
     def wait(self, timeout: float) -> int | None:
         """See Worker."""
-        self._watch.join(timeout)
-        if self._watch.is_alive():
-            return None
-        return self._process.returncode
+        return self._watched.wait(timeout)
 
     def terminate(self) -> None:
         """See Worker. The process's group is signalled, so what the script started itself ends too."""
@@ -128,10 +127,36 @@ class LocalWorker:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
 
+
+class WatchedProcess:
+    """A process that is waited for while `readers` read its pipes, a thread each; then `on_exit` gets its exit code."""
+
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        *,
+        name: str,
+        readers: Sequence[Callable[[], None]],
+        on_exit: Callable[[int], None],
+    ) -> None:
+        self._process = process
+        self._on_exit = on_exit
+        self._readers = [threading.Thread(target=reader, name=name, daemon=True) for reader in readers]
+        self._watch = threading.Thread(target=self._report_exit, name=name, daemon=True)
+        for thread in (*self._readers, self._watch):
+            thread.start()
+
+    def wait(self, timeout: float) -> int | None:
+        """The exit code once the process has ended and its output is read. None: it still runs."""
+        self._watch.join(timeout)
+        return None if self._watch.is_alive() else self._process.returncode
+
     def _report_exit(self) -> None:
         code = self._process.wait()
-        self._pump.join(_DRAIN_SECONDS)  # Bounded: a process that the worker left behind may hold the pipe open.
-        self._on_exit(self.rank, code)
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        for reader in self._readers:  # Bounded: a process that the worker left behind may hold a pipe open.
+            reader.join(max(0.0, deadline - time.monotonic()))
+        self._on_exit(code)
 
 
 def stop_workers(workers: Sequence[Worker], *, grace: float) -> None:
@@ -163,11 +188,15 @@ class LineOutput:
 
     def relay(self, rank: int, source: IO[bytes]) -> None:
         """Shows all that comes from `source`, until it ends."""
-        color = _COLORS[rank % len(_COLORS)]
-        label = f"\x1b[{color}m[{rank}]\x1b[0m " if self._colored else f"[{rank}] "
         with source:
             for line in source:
-                self._write(label.encode() + line.rstrip(b"\r\n").rpartition(b"\r")[2] + b"\n")
+                self.show(rank, line)
+
+    def show(self, rank: int, line: bytes) -> None:
+        """Shows one line."""
+        color = _COLORS[rank % len(_COLORS)]
+        label = f"\x1b[{color}m[{rank}]\x1b[0m " if self._colored else f"[{rank}] "
+        self._write(label.encode() + line.rstrip(b"\r\n").rpartition(b"\r")[2] + b"\n")
 
     def _write(self, line: bytes) -> None:
         with self._lock, suppress(OSError):  # Whoever read our output may be gone; workers go on.
@@ -214,7 +243,33 @@ def own_command() -> list[str]:
     return [sys.executable, *options]
 
 
-def _environment(environment: Mapping[str, str], job: Job) -> dict[str, str]:
-    own = {name: value for name, value in environment.items() if name != WORKER_OUTPUT_VARIABLE}
+def secret_from_input() -> str:
+    """The run's secret: the first line of standard input, read without taking more.
+
+    Raises:
+        ClusterError: there is no line, or none that a call can carry.
+    """
+    line = bytearray()
+    with suppress(OSError):
+        while (byte := os.read(0, 1)) not in (b"", b"\n"):
+            line += byte
+    secret = line.decode(errors="replace").strip()
+    if not secret or not secret.isascii() or not secret.isprintable():
+        raise ClusterError(
+            f"a process with {RANK_VARIABLE} set is a worker, and one with {LAUNCH_VARIABLE}=none is one of a run "
+            "whose workers are started by hand: each gets the run's secret as the first line of its standard input, "
+            f"in ASCII. Received: {'another line' if secret else 'no line'}. To start a run that starts its workers "
+            "by itself, unset both; in a worker's script, make AutoDist(...) before reading standard input."
+        )
+    return secret
+
+
+def own_variables(job: Job) -> dict[str, str]:
+    """The environment variables that make a process this worker."""
     # Unbuffered: what a worker has printed when it dies is seen.
-    return own | {RANK_VARIABLE: str(job.rank), COORDINATOR_VARIABLE: job.coordinator, "PYTHONUNBUFFERED": "1"}
+    return {RANK_VARIABLE: str(job.rank), COORDINATOR_VARIABLE: job.coordinator, "PYTHONUNBUFFERED": "1"}
+
+
+def _environment(environment: Mapping[str, str], job: Job) -> dict[str, str]:
+    inherited = {name: value for name, value in environment.items() if name != WORKER_OUTPUT_VARIABLE}
+    return inherited | own_variables(job)

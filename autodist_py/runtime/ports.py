@@ -53,6 +53,38 @@ class HeldPort:
         self._socket.close()
 
 
+def require_own_address(address: str) -> None:
+    """Other machines are told this address of ours.
+
+    Raises:
+        ClusterError: it is no address of this machine.
+    """
+    try:
+        found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise _not_ours(address, str(error.strerror)) from error
+    errors = [reason for family, *_, place in found if (reason := _bind_error(family, place[0]))]
+    if len(errors) == len(found):
+        raise _not_ours(address, errors[0])
+
+
+def _bind_error(family: int, host: str | int) -> str:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((host, 0))
+    except OSError as error:
+        return str(error.strerror)
+    return ""
+
+
+def _not_ours(address: str, reason: str) -> ClusterError:
+    return ClusterError(
+        f"the script is started on the machine of the chief. Received: a resource spec whose chief is {address}, which "
+        f"is no address of this machine ({reason}). Start it there, or give the chief the address by which this "
+        "machine knows itself."
+    )
+
+
 def _bound(port: int, *, shared: bool) -> socket.socket:
     """A socket on the port, for IPv6 and IPv4 alike, as TensorFlow listens; IPv4 only where there is no IPv6."""
     try:

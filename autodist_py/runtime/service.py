@@ -29,8 +29,8 @@ class ChiefLostError(ClusterError):
 # -- The chief's end --------------------------------------------------------------------------------------------------
 
 
-def serve(coordinator: CoordinatorCalls, secret: str, *, host: str, port: int) -> tuple[grpc.Server, str]:
-    """A running server on `host`, and its address. Port 0: any free one, as the server itself binds it.
+def serve(coordinator: CoordinatorCalls, secret: str, *, host: str, port: int) -> tuple[grpc.Server, int]:
+    """A running server on `host`, and its port. Port 0: any free one, as the server itself binds it.
 
     Raises:
         ClusterError: the port is in use, or the host is no address of this machine.
@@ -49,7 +49,7 @@ def serve(coordinator: CoordinatorCalls, secret: str, *, host: str, port: int) -
             "this machine. Choose another AUTODIST_COORDINATOR_PORT (0: any free one)."
         ) from error
     server.start()
-    return server, f"{host}:{bound}"
+    return server, int(bound)
 
 
 class _DaemonThreads(futures.ThreadPoolExecutor):
@@ -150,20 +150,22 @@ def _errors_as_status(context: grpc.ServicerContext) -> Iterator[None]:
 class CoordinatorClient:
     """The coordinator at `address`, called over gRPC. It implements CoordinatorCalls.
 
-    Each call also raises ChiefLostError when the chief does not answer.
+    Each call also raises ChiefLostError when the chief does not answer. Who joins also waits for the chief to be there
+    where it `awaits_chief`.
     """
 
-    def __init__(self, address: str, secret: str, *, heartbeat_timeout: float) -> None:
+    def __init__(self, address: str, secret: str, *, heartbeat_timeout: float, awaits_chief: bool = False) -> None:
         self._channel = grpc.insecure_channel(address, options=[*_NO_SIZE_LIMIT, ("grpc.enable_http_proxy", 0)])
         self._stub = pb_grpc.CoordinatorStub(self._channel)
         self._metadata = ((_SECRET_KEY, secret),)
         self._address = address
         self._heartbeat_timeout = heartbeat_timeout
+        self._awaits_chief = awaits_chief
 
     def join(self, rank: int, server: str, *, fingerprint: str, timeout: float) -> Membership:
         """See CoordinatorCalls."""
         request = pb.JoinRequest(rank=rank, server=server, resources_fingerprint=fingerprint, timeout_seconds=timeout)
-        reply = self._call(self._stub.Join, request, timeout + _REPLY_SECONDS)
+        reply = self._call(self._stub.Join, request, timeout + _REPLY_SECONDS, wait_for_ready=self._awaits_chief)
         return Membership(reply.run_id, reply.seed, tuple(reply.servers))
 
     def exchange(self, rank: int, key: str, *, value: bytes, everyone: bool, timeout: float) -> dict[int, bytes]:
@@ -188,14 +190,18 @@ class CoordinatorClient:
         self._call(self._stub.Leave, pb.LeaveRequest(rank=rank, step=step), None)
 
     def close(self) -> None:
-        """No call can be made any more."""
+        """No call can be made any more; those that wait end with ChiefLostError."""
         self._channel.close()
 
-    def _call(self, method: Callable[..., Any], request: object, timeout: float | None) -> Any:
+    def _call(
+        self, method: Callable[..., Any], request: object, timeout: float | None, *, wait_for_ready: bool = False
+    ) -> Any:
         try:
-            return method(request, timeout=timeout, metadata=self._metadata)
+            return method(request, timeout=timeout, metadata=self._metadata, wait_for_ready=wait_for_ready)
         except grpc.RpcError as error:
             raise self._as_error(error) from error
+        except ValueError as error:  # What grpc says of a channel that was closed.
+            raise ChiefLostError(f"the coordinator at {self._address} is given up: {error}") from error
 
     def _as_error(self, error: Any) -> AutoDistError:
         code, message = error.code(), str(error.details())
@@ -206,6 +212,7 @@ class CoordinatorClient:
         if code is grpc.StatusCode.UNAUTHENTICATED:
             return ClusterError(
                 f"the coordinator at {self._address} refused this worker: {message}. Workers are started by the chief, "
-                "which gives them the secret on their standard input."
+                "which gives them the secret on their standard input; where workers are started by hand, each process "
+                "is given the same."
             )
         return ChiefLostError(f"the coordinator at {self._address} does not answer ({code.name}: {message})")

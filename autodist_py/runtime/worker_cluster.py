@@ -18,10 +18,11 @@ from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.runtime import tf_adapter
 from autodist_py.runtime.chief import Chief
 from autodist_py.runtime.coordinator import CoordinatorCalls
+from autodist_py.runtime.launcher import secret_from_input
 from autodist_py.runtime.ports import HeldPort
 from autodist_py.runtime.process import observe_script, one_line
 from autodist_py.runtime.service import ChiefLostError, CoordinatorClient
-from autodist_py.settings import RANK_VARIABLE, Settings
+from autodist_py.settings import Settings
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +48,14 @@ class WorkerCluster:
     """The one of this process, from the moment it tries to join."""
 
     def __init__(
-        self, rank: int, resources: ResourceSpec, calls: CoordinatorCalls, *, exit_grace: float, chief: Chief | None
+        self,
+        rank: int,
+        resources: ResourceSpec,
+        calls: CoordinatorCalls,
+        *,
+        exit_grace: float,
+        chief: Chief | None = None,
+        client: CoordinatorClient | None = None,
     ) -> None:
         self.rank = rank
         self.num_workers = len(resources.workers)
@@ -59,6 +67,7 @@ class WorkerCluster:
         self._resources = resources
         self._calls = calls
         self._chief = chief
+        self._client = client
         self._exit_grace = exit_grace
         self._lock = threading.Lock()
         self._cause: str | None = None
@@ -101,9 +110,12 @@ class WorkerCluster:
                 f"of rank {rank}. Give all workers the same file."
             )
         client = CoordinatorClient(
-            settings.coordinator, _secret_from_input(), heartbeat_timeout=settings.heartbeat_timeout
+            settings.coordinator,
+            secret_from_input(),
+            heartbeat_timeout=settings.heartbeat_timeout,
+            awaits_chief=settings.launch == "none",
         )
-        return cls(rank, resources, client, exit_grace=settings.exit_grace, chief=None)
+        return cls(rank, resources, client, exit_grace=settings.exit_grace, client=client)
 
     def _join(self, port: HeldPort, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -243,6 +255,8 @@ class WorkerCluster:
                 raise
             chief = self._resources.chief.address
             self._fail(f"worker 0 ({chief}), the chief, is lost: its coordinator does not answer")
+            if self._client is not None:
+                self._client.close()  # Other calls may have no deadline, and their connection may be dead, not broken.
             raise WorkerFailedError(self._cause) from error
 
     def _fail(self, cause: str) -> None:
@@ -354,18 +368,3 @@ def _require_no_eager_context() -> None:
         f"makes TensorFlow's eager context a member of the cluster. Found: {found}. "
         "Move AutoDist(...) to the start of the script."
     )
-
-
-def _secret_from_input() -> str:
-    """The line that the launcher wrote to standard input, read without taking more."""
-    line = bytearray()
-    with suppress(OSError):
-        while (byte := os.read(0, 1)) not in (b"", b"\n"):
-            line += byte
-    if not line:
-        raise ClusterError(
-            f"a process with {RANK_VARIABLE} set is a worker that the chief started, and gets the run's secret on its "
-            f"standard input. Received: no line there. Unset {RANK_VARIABLE} to start a run; in a worker's script, "
-            "make AutoDist(...) before reading standard input."
-        )
-    return line.decode(errors="replace")

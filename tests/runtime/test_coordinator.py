@@ -220,8 +220,8 @@ def test_a_step_that_another_script_did_not_reach_ends_the_run():
 @pytest.fixture
 def service():
     coordinator = make_coordinator()
-    server, address = serve(coordinator, "the secret", host="127.0.0.1", port=0)
-    yield coordinator, address
+    server, port = serve(coordinator, "the secret", host="127.0.0.1", port=0)
+    yield coordinator, f"127.0.0.1:{port}"
     server.stop(None)
 
 

@@ -88,7 +88,7 @@ def test_of_a_line_that_is_rewritten_the_last_state_is_shown(launch):
 def test_the_end_of_a_worker_is_reported_with_its_exit_code(launch):
     launch("raise SystemExit(3)").wait(10)
 
-    assert launch.exits == [(1, 3)]
+    assert launch.exits == [(1, 3, "")]
 
 
 def test_a_worker_that_ignores_termination_is_killed_with_what_it_started(launch):

@@ -14,17 +14,17 @@ import textwrap
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
+from autodist_py.runtime.chief import Chief
 from autodist_py.runtime.cluster import join_cluster
 from autodist_py.settings import Settings
+from tests.processes import ROOT, is_running
 
-ROOT = Path(__file__).resolve().parents[2]
 END_SECONDS = 10.0
 
 PREAMBLE = """
@@ -149,13 +149,6 @@ class Run:
         self.process.wait(10)
 
 
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 @pytest.fixture
 def start(tmp_path):
     runs = []
@@ -170,7 +163,8 @@ def start(tmp_path):
 
 
 def assert_ends_with(run, cause, *, code=1):
-    """Every process ends in time with this cause, and none is left."""
+    """Once they are ready, every process ends in time with this cause, and none is left."""
+    run.wait_for("ready", 2)
     assert run.end(END_SECONDS) == code, run.text
     assert len(set(run.causes.values())) == 1 and set(run.causes) == {0, 1}, run.text
     assert re.fullmatch(cause, run.causes[0]), run.text
@@ -409,6 +403,23 @@ def test_workers_end_when_the_chief_is_killed(start, tmp_path):
     assert (tmp_path / "cause").read_text() == cause
 
 
+def test_a_worker_whose_script_is_over_does_not_wait_for_a_chief_that_is_silent(start, tmp_path):
+    run = start("""
+        join()
+        ready()
+        if cluster.is_chief:
+            time.sleep(120)
+    """)
+    run.wait_for("ready", 2)
+    time.sleep(0.5)
+    os.kill(run.pids[0], signal.SIGSTOP)
+
+    deadline = time.monotonic() + END_SECONDS
+    while is_running(run.pids[1]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_running(run.pids[1])
+
+
 def test_a_worker_that_ends_before_joining_is_reported_at_once(start):
     run = start("""
         if "AUTODIST_RANK" in os.environ:
@@ -481,19 +492,11 @@ def test_one_worker_that_aborts_reports_it():
         cluster.check()
 
 
-def test_other_machines_cannot_be_reached_yet():
-    script = """
-from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
-from autodist_py.runtime.cluster import join_cluster
-from autodist_py.settings import Settings
-
-join_cluster(ResourceSpec((NodeSpec("10.0.0.1", chief=True), NodeSpec("10.0.0.2"))), Settings())
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-
-    assert done.returncode != 0
-    assert "workers can be started on this machine only" in done.stderr
-    assert "Received: 10.0.0.1, 10.0.0.2" in done.stderr
+@pytest.mark.parametrize("address", ["192.0.2.1", "no-such-host.invalid"])
+def test_a_chief_on_another_machine_than_its_own_is_refused(address):
+    resources = ResourceSpec((NodeSpec(address, chief=True), NodeSpec("192.0.2.2")))
+    with pytest.raises(ClusterError, match=rf"whose chief is {address}, which is no address of this machine \(.+\)"):
+        Chief.start(resources, Settings())
 
 
 def test_a_worker_whose_spec_has_one_node_is_refused():

@@ -1,5 +1,6 @@
 """The state of a run, called from threads as workers do, and its gRPC service."""
 
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -106,6 +107,16 @@ def test_the_first_cause_is_everyones_and_frees_those_who_wait():
     with pytest.raises(WorkerFailedError) as caught:
         waiting.result(5)
     assert str(caught.value) == cause
+
+
+def test_what_a_launcher_knows_of_an_end_is_the_cause():
+    coordinator = make_coordinator()
+
+    coordinator.process_ended(1, 255, "it could not be started over SSH: no route")
+
+    assert coordinator.cause == (
+        "worker 1 (127.0.0.2) ended before it joined: it could not be started over SSH: no route"
+    )
 
 
 def test_a_silent_worker_ends_the_run(monkeypatch):
@@ -262,6 +273,35 @@ def test_a_port_in_use_is_an_error_that_says_so(service):
     _, address = service
     with pytest.raises(ClusterError, match=r"the port is in use, .* Choose another AUTODIST_COORDINATOR_PORT"):
         serve(make_coordinator(), "secret", host="127.0.0.1", port=int(address.rpartition(":")[2]))
+
+
+def test_a_worker_that_awaits_its_chief_may_come_first():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    client = CoordinatorClient(f"127.0.0.1:{port}", "the secret", heartbeat_timeout=5, awaits_chief=True)
+    worker = ThreadPoolExecutor(1).submit(client.join, 1, "host:1", fingerprint="spec", timeout=20)
+    time.sleep(0.5)
+    coordinator = make_coordinator()
+    server, _ = serve(coordinator, "the secret", host="[::]", port=port)
+
+    coordinator.join(0, "host:0", fingerprint="spec", timeout=20)
+
+    assert worker.result(20) == Membership("run", 7, ("host:0", "host:1"))
+    server.stop(None)
+
+
+def test_a_client_that_is_closed_lets_go_of_who_waits(service):
+    _, address = service
+    client = CoordinatorClient(address, "the secret", heartbeat_timeout=5)
+    waiting = ThreadPoolExecutor(1).submit(client.leave, 1, 0)
+    time.sleep(0.5)
+
+    client.close()
+
+    with pytest.raises(ChiefLostError, match="does not answer"):
+        waiting.result(5)
+    with pytest.raises(ChiefLostError, match="is given up"):
+        client.abort(1, "failed", detail="why", step=0)
 
 
 def test_a_coordinator_that_is_not_there_is_an_error_at_once():

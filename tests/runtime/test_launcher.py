@@ -4,38 +4,17 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 
 from autodist_py.proto.errors import ClusterError
 from autodist_py.proto.resource_spec import NodeSpec
-from autodist_py.runtime.launcher import Job, LineOutput, LocalLauncher, stop_workers
+from autodist_py.runtime.launcher import Job, LocalLauncher, stop_workers
 from autodist_py.runtime.ports import HeldPort
+from tests.processes import Lines, is_running
 
 NODE = NodeSpec("127.0.0.2")
-
-
-class Lines:
-    """A pipe that a LineOutput writes to, read to its end in the background."""
-
-    def __init__(self):
-        self._read, self.descriptor = os.pipe()
-        self.output = LineOutput(self.descriptor)
-        self._text = b""
-        self._reader = threading.Thread(target=self._collect, daemon=True)
-        self._reader.start()
-
-    def _collect(self):
-        while chunk := os.read(self._read, 1 << 16):
-            self._text += chunk
-
-    def all(self):
-        os.close(self.descriptor)
-        self._reader.join(10)
-        os.close(self._read)
-        return self._text.decode().splitlines()
 
 
 class Launch:
@@ -98,27 +77,17 @@ def test_a_worker_that_ignores_termination_is_killed_with_what_it_started(launch
     )
     worker = launch(code)
     deadline = time.monotonic() + 10
-    while not launch.lines._text and time.monotonic() < deadline:
+    while not launch.lines.text and time.monotonic() < deadline:
         time.sleep(0.05)
 
     stop_workers([worker], grace=0.0)
 
     assert worker.wait(0) == -9
     child = int(launch.lines.all()[0].removeprefix("[1] "))
-    assert ended_within(child, 5)
-
-
-def ended_within(pid, seconds):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            with open(f"/proc/{pid}/stat") as stat:
-                if stat.read().rpartition(")")[2].split()[0] == "Z":
-                    return True
-        except FileNotFoundError:
-            return True
+    deadline = time.monotonic() + 5
+    while is_running(child) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return False
+    assert not is_running(child)
 
 
 def test_an_interactive_session_cannot_start_workers():

@@ -1,0 +1,168 @@
+"""A lab of hosts in namespaces of this machine, each with its own address, processes and SSH server."""
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.processes import ROOT, is_running
+
+NETLAB = str(ROOT / "tools" / "netlab.sh")
+HOSTS = 3
+_NEEDED = ("ip", "tc", "unshare", "nsenter", "setpriv", "taskset", "ssh-keygen", "ssh", "sshd")
+_UP_SECONDS = 30
+
+
+def why_there_is_no_lab() -> str | None:
+    """What this machine lacks for one; None: nothing."""
+    if os.geteuid() != 0:
+        return "needs root"
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    missing = [name for name in _NEEDED if shutil.which(name, path=path) is None]
+    if missing:
+        return f"needs {', '.join(missing)}: run `make lab-deps`"
+    made = subprocess.run(["unshare", "--net", "--mount", "--pid", "--fork", "true"], check=False, capture_output=True)
+    return None if made.returncode == 0 else "needs to be allowed to make namespaces"
+
+
+class Lab:
+    """Hosts 0, 1, ... at 10.77.0.1, 10.77.0.2, ..."""
+
+    def __init__(self, folder: Path):
+        self.state = folder / "netlab"
+        self.ssh_config = self.state / "ssh_config"
+        self.own_folder = folder / "own"
+        """Of this name each host has another folder, empty at first; all others are shared."""
+
+    def do(self, *arguments: str) -> None:
+        """Runs netlab.sh."""
+        environment = self._environment() | {"NETLAB_PRIVATE": str(self.own_folder)}
+        done = subprocess.run(
+            [NETLAB, *arguments], env=environment, capture_output=True, text=True, timeout=_UP_SECONDS, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    def start(self, host: int, command: list[str], folder: Path, **environment: str) -> "Run":
+        """A command on a host, in the background."""
+        own = {name: value for name, value in os.environ.items() if not name.startswith("AUTODIST_")}
+        own |= {"AUTODIST_SSH_CONFIG": str(self.ssh_config), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        return Run([NETLAB, "exec", str(host), *command], folder, self._environment() | own | environment)
+
+    def processes(self, host: int, word: str, kind: str = "cmdline") -> dict[int, str]:
+        """What the processes of a host have in a file of /proc, by id, where the word is in it."""
+        pids = subprocess.run(
+            ["ip", "netns", "pids", f"lab{host}"], capture_output=True, text=True, timeout=10, check=False
+        )
+        found = {int(pid): read(f"/proc/{pid}/{kind}") for pid in pids.stdout.split() if is_running(int(pid))}
+        return {pid: text.replace("\0", " ") for pid, text in found.items() if word in text}
+
+    def wait_until_gone(self, word: str, seconds: float) -> None:
+        """No host has a process whose command line has the word."""
+        deadline = time.monotonic() + seconds
+        while left := {host: found for host in range(HOSTS) if (found := self.processes(host, word))}:
+            assert time.monotonic() < deadline, f"after {seconds} s there are still {left}"
+            time.sleep(0.05)
+
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {"NETLAB_DIR": str(self.state)}
+
+
+class Run:
+    """A command that runs on a host, and its output."""
+
+    def __init__(self, command: list[str], folder: Path, environment: dict[str, str]):
+        self._process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self._process.stdout or ():
+            self.lines.append(line.rstrip("\n"))
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_for(self, text: str, count: int = 1, seconds: float = 90.0) -> None:
+        deadline = time.monotonic() + seconds
+        while sum(text in line for line in list(self.lines)) < count:
+            assert time.monotonic() < deadline, f"not {count} times {text!r} in:\n{self.text}"
+            assert self._process.poll() is None or self._reader.is_alive(), self.text
+            time.sleep(0.02)
+
+    def send(self, number: signal.Signals) -> None:
+        """The command itself gets the signal, and nothing between it and this process."""
+        (child,) = read(f"/proc/{self._process.pid}/task/{self._process.pid}/children").split()
+        os.kill(int(child), number)
+
+    def press_ctrl_c(self) -> None:
+        """What a terminal does: all in the process group get SIGINT, but for what only leads to the host."""
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != self._process.pid:
+                with suppress(ProcessLookupError):
+                    if os.getpgid(int(entry.name)) == self._process.pid:
+                        os.kill(int(entry.name), signal.SIGINT)
+
+    def end(self, seconds: float) -> int:
+        """The exit code."""
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"it still runs after {seconds} s:\n{self.text}")
+        self._reader.join(5)
+        return code
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait(10)
+
+
+def read(path: str) -> str:
+    """What is in a file of /proc; nothing, if its process has ended."""
+    try:
+        return Path(path).read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """The lab, up for all tests of it. There is one in a machine at a time."""
+    lacking = why_there_is_no_lab()
+    if lacking is not None:
+        pytest.skip(lacking)
+    up = Lab(tmp_path_factory.mktemp("lab"))
+    up.do("up", str(HOSTS), "none")
+    yield up
+    up.do("down")
+
+
+@pytest.fixture
+def start(lab, tmp_path):
+    """start(host, command, **environment): a command on a host of the lab, ended with the test."""
+    runs: list[Run] = []
+
+    def start_run(host: int, command: list[str], *, folder: Path = tmp_path, **environment: str) -> Run:
+        runs.append(lab.start(host, command, folder, **environment))
+        return runs[-1]
+
+    yield start_run
+    for run in runs:
+        run.close()

@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-all fuzz mutations lint ruff format-check mypy imports proto-check proto clean
+.PHONY: demo test test-all fuzz mutations lint ruff format-check mypy imports proto-check proto lab-deps clean
 
 demo: $(INSTALLED)
 	TF_CPP_MIN_LOG_LEVEL=1 $(BIN)/autodist run --local 2 examples/digits.py --compare
@@ -41,6 +41,14 @@ proto-check: $(INSTALLED)
 
 proto: $(INSTALLED)
 	$(BIN)/python tools/generate_proto.py
+
+# What the tests in tests/lab need of Debian, as root; they are skipped without it.
+lab-deps:
+	@PATH="$$PATH:/usr/sbin:/sbin"; missing=; \
+	for tool in ip tc nsenter setpriv ssh sshd; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+	test -z "$$missing" || { echo "installing what has$$missing"; apt-get update --quiet=2 && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends \
+	        iproute2 util-linux openssh-client openssh-server; }
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -18,12 +18,12 @@ from autodist_py.runtime.launcher import (
     secret_from_input,
     stop_workers,
 )
-from autodist_py.runtime.ports import require_own_address
+from autodist_py.runtime.ports import host_and_port, require_own_address
 from autodist_py.runtime.service import serve
 from autodist_py.runtime.ssh_launcher import SshLauncher
 from autodist_py.settings import COORDINATOR_PORT_VARIABLE, COORDINATOR_VARIABLE, LAUNCH_VARIABLE, Settings
 
-_ALL_ADDRESSES = "[::]"
+_ALL_ADDRESSES = "::"
 """Of IPv6 and IPv4."""
 
 _REPLY_SECONDS = 2.0
@@ -65,7 +65,7 @@ class Chief:
         # A host name may stand for another address here than elsewhere (127.0.1.1 on Debian).
         host = address if resources.is_local else _ALL_ADDRESSES
         server, port = serve(coordinator, secret, host=host, port=settings.coordinator_port)
-        return cls(coordinator, resources, launcher, secret, server, f"{address}:{port}")
+        return cls(coordinator, resources, launcher, secret, server, host_and_port(address, port))
 
     def launch_workers(self) -> None:
         """Every other worker's script has started, and its end is reported to the coordinator.

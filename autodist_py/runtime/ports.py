@@ -53,6 +53,11 @@ class HeldPort:
         self._socket.close()
 
 
+def host_and_port(address: str, port: int) -> str:
+    """What gRPC and TensorFlow take for the port at an address or host name."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def require_own_address(address: str) -> None:
     """Other machines are told this address of ours.
 

@@ -14,6 +14,7 @@ from autodist_py.proto import coordinator_pb2 as pb
 from autodist_py.proto import coordinator_pb2_grpc as pb_grpc
 from autodist_py.proto.errors import AutoDistError, ClusterError, WorkerFailedError
 from autodist_py.runtime.coordinator import CoordinatorCalls, Membership, Pulse
+from autodist_py.runtime.ports import host_and_port
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ def serve(coordinator: CoordinatorCalls, secret: str, *, host: str, port: int) -
     )
     pb_grpc.add_CoordinatorServicer_to_server(_Service(coordinator), server)
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = server.add_insecure_port(host_and_port(host, port))
     except RuntimeError as error:
         raise ClusterError(
             f"the chief's coordinator cannot listen on {host}:{port}: the port is in use, or {host} is no address of "

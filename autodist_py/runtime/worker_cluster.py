@@ -19,7 +19,7 @@ from autodist_py.runtime import tf_adapter
 from autodist_py.runtime.chief import Chief
 from autodist_py.runtime.coordinator import CoordinatorCalls
 from autodist_py.runtime.launcher import secret_from_input
-from autodist_py.runtime.ports import HeldPort
+from autodist_py.runtime.ports import HeldPort, host_and_port
 from autodist_py.runtime.process import observe_script, one_line
 from autodist_py.runtime.service import ChiefLostError, CoordinatorClient
 from autodist_py.settings import Settings
@@ -127,7 +127,7 @@ class WorkerCluster:
         membership = self._call(
             lambda: self._calls.join(
                 self.rank,
-                f"{node.address}:{port.number}",
+                host_and_port(node.address, port.number),
                 fingerprint=self._resources.fingerprint,
                 timeout=deadline - time.monotonic(),
             )

@@ -282,7 +282,7 @@ def test_a_worker_that_awaits_its_chief_may_come_first():
     worker = ThreadPoolExecutor(1).submit(client.join, 1, "host:1", fingerprint="spec", timeout=20)
     time.sleep(0.5)
     coordinator = make_coordinator()
-    server, _ = serve(coordinator, "the secret", host="[::]", port=port)
+    server, _ = serve(coordinator, "the secret", host="::", port=port)
 
     coordinator.join(0, "host:0", fingerprint="spec", timeout=20)
 

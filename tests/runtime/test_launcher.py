@@ -11,7 +11,7 @@ import pytest
 from autodist_py.proto.errors import ClusterError
 from autodist_py.proto.resource_spec import NodeSpec
 from autodist_py.runtime.launcher import Job, LocalLauncher, stop_workers
-from autodist_py.runtime.ports import HeldPort
+from autodist_py.runtime.ports import HeldPort, host_and_port
 from tests.processes import Lines, is_running
 
 NODE = NodeSpec("127.0.0.2")
@@ -122,3 +122,11 @@ def test_a_server_that_shares_its_port_counts_as_in_use():
         server.listen()
         with pytest.raises(ClusterError, match="choose another AUTODIST_SERVER_PORT"):
             HeldPort(server.getsockname()[1])
+
+
+def test_an_ipv6_address_stands_in_brackets_before_its_port():
+    assert [host_and_port(address, 4000) for address in ("host", "10.0.0.1", "fd00::1")] == [
+        "host:4000",
+        "10.0.0.1:4000",
+        "[fd00::1]:4000",
+    ]

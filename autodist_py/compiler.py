@@ -124,7 +124,15 @@ class Compiler:
         shards = self.served.hold(program, strategy, own)
         executor = self._executor(program, {**variables, **shards}, state, name, namespace)
         messages = self.served.serve(program, executor.server_function)
-        step = StepProgram(executor, self.cluster, check, self.served.copies(program, own), messages)
+        step = StepProgram(
+            executor,
+            self.cluster,
+            check,
+            self.served.copies(program, own),
+            messages,
+            launches=program.launches,
+            timeout=strategy.timeout_seconds,
+        )
         if messages is not None and program.pace.is_together:
             weakref.finalize(step, messages.close)
         return step

@@ -7,7 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from autodist_py.kernel.passes.read_data import END_OF_DATA, OTHER_DATA
-from autodist_py.proto.errors import ClusterError
+from autodist_py.kernel.program import Launch
+from autodist_py.proto.errors import ClusterError, WorkerFailedError
 from autodist_py.runtime.cluster import Cluster
 from autodist_py.runtime.executor import Executor
 from autodist_py.runtime.homes import Homes
@@ -26,12 +27,19 @@ class StepProgram:
         check_inputs: InputCheck,
         copies: ServedCopies,
         messages: Messages | None = None,
+        *,
+        launches: Sequence[Launch] = (),
+        timeout: float = 0.0,
     ):
+        """A program whose collectives are `launches`, in their order, in which a step waits so long for others."""
         self._executor = executor
         self._copies = copies
         self._messages = messages
         self._cluster = cluster
         self._check_inputs = check_inputs
+        self._waits = {op: launch.what for launch in launches for op in launch.ops}
+        whats = sorted((launch.what for launch in launches), key=lambda what: "gradients" not in what)
+        self._limit = (timeout, whats[0]) if whats else (0.0, "")
 
     def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
         """One step, together with all other workers.
@@ -44,6 +52,7 @@ class StepProgram:
         self._cluster.check()
         if self._messages is not None and self._messages.is_closed:
             raise _ended(self._messages.error)
+        self._cluster.limit_waits(*self._limit)
         self._cluster.step += 1
         self._check_inputs(feeds)
         self._copies.before_step()
@@ -55,6 +64,7 @@ class StepProgram:
             data_error = _data_error(error)
             failure = self._cluster.failure() if data_error is None else self._cluster.failure(wait=0.0)
             if failure is not None:
+                self._say_where(failure, error)
                 raise failure from error
             if data_error is None and self._messages is not None:
                 self._messages.close()  # What this step has sent belongs to no other.
@@ -64,6 +74,13 @@ class StepProgram:
             raise data_error from error
         self._copies.after_step()
         return results
+
+    def _say_where(self, failure: WorkerFailedError, error: tf.errors.OpError) -> None:
+        """Note which collective the step was in, if it was in one."""
+        found = (what for op, what in self._waits.items() if f"{{{{node {op}}}}}" in str(error.message))
+        what = next(found, "")
+        if what:
+            failure.add_note(f"while this worker waited for the others to combine {what}")
 
 
 class AloneProgram:

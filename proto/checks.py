@@ -1,5 +1,6 @@
 """The rules that several values share, as guards that raise the value's own error."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -18,6 +19,12 @@ def require_unique(names: Iterable[str], rule: str, *, error: type[Exception]) -
     repeated = [name for name, times in Counter(names).items() if times > 1]
     if repeated:
         raise error(f"{rule}; repeated: {', '.join(repeated)}")
+
+
+def require_seconds(value: float, what: str, *, error: type[Exception]) -> None:
+    """`value` is a number of seconds, 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise error(f"{what} must be a number of seconds >= 0; got {value!r}")
 
 
 def require_not_negative(value: int, what: str, *, error: type[Exception]) -> None:

@@ -192,6 +192,13 @@ class Strategy:
             )
         return next(iter(paces), Pace())
 
+    @property
+    def timeout_seconds(self) -> float:
+        """How long a step may wait for a worker that has not begun it: the shortest that is asked for; 0: no limit."""
+        reducing = (one for node in self.node_config for one in node.every_synchronizer)
+        limits = [one.timeout_seconds for one in reducing if isinstance(one, AllReduceSynchronizer)]
+        return min(filter(None, limits), default=0.0)
+
     def to_proto(self) -> pb.Strategy:
         """The wire form, with its id."""
         message = self._anonymous_proto()

@@ -5,7 +5,7 @@ from typing import Any
 
 from autodist_py.proto import synchronizers_pb2 as pb
 from autodist_py.proto.calls import split_call
-from autodist_py.proto.checks import require_member, require_not_negative
+from autodist_py.proto.checks import require_member, require_not_negative, require_seconds
 from autodist_py.proto.compressors import COMPRESSORS, canonical
 from autodist_py.proto.errors import StrategyError
 
@@ -20,13 +20,15 @@ ALL_REDUCE_SPECS: tuple[str, ...] = tuple(_SPEC_ENUM.keys())
 class AllReduceSynchronizer:
     """Every replica holds the variable; the gradients of one group are summed together, by collectives.
 
-    `bytes_per_pack` is the size of the buffers in which they are summed, 0 for an automatic one.
+    `bytes_per_pack` is the size of the buffers in which they are summed, 0 for an automatic one. `timeout_seconds` is
+    how long a step may wait for a worker that lives but has not begun it, 0 for no limit.
     """
 
     spec: str = "AUTO"
     compressor: str = "NoneCompressor"
     group: int = 0
     bytes_per_pack: int = 0
+    timeout_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         require_member(self.spec, ALL_REDUCE_SPECS, "spec of an AllReduce synchronizer", error=StrategyError)
@@ -34,6 +36,8 @@ class AllReduceSynchronizer:
         object.__setattr__(self, "compressor", compressor)  # Equal ones are written alike.
         for name in ("group", "bytes_per_pack"):
             require_not_negative(getattr(self, name), f"{name} of an AllReduce synchronizer", error=StrategyError)
+        require_seconds(self.timeout_seconds, "timeout_seconds of an AllReduce synchronizer", error=StrategyError)
+        object.__setattr__(self, "timeout_seconds", float(self.timeout_seconds))
 
     def to_proto(self) -> pb.AllReduceSynchronizer:
         """The wire form."""
@@ -45,6 +49,7 @@ class AllReduceSynchronizer:
             compressor_arguments=arguments,
             group=self.group,
             bytes_per_pack=self.bytes_per_pack,
+            timeout_seconds=self.timeout_seconds,
         )
 
     @classmethod
@@ -55,6 +60,7 @@ class AllReduceSynchronizer:
             compressor=_compressor(message),
             group=message.group,
             bytes_per_pack=message.bytes_per_pack,
+            timeout_seconds=message.timeout_seconds,
         )
 
     def __str__(self) -> str:

@@ -28,7 +28,7 @@ class PSSynchronizer(_message.Message):
     def __init__(self, reduction_destination: _Optional[str] = ..., local_replication: _Optional[bool] = ..., sync: _Optional[bool] = ..., staleness: _Optional[int] = ..., replicas_to_aggregate: _Optional[int] = ..., compressor: _Optional[int] = ..., group: _Optional[int] = ..., compressor_arguments: _Optional[str] = ..., compressor_name: _Optional[str] = ...) -> None: ...
 
 class AllReduceSynchronizer(_message.Message):
-    __slots__ = ("spec", "compressor", "group", "bytes_per_pack", "compressor_arguments", "compressor_name")
+    __slots__ = ("spec", "compressor", "group", "bytes_per_pack", "compressor_arguments", "compressor_name", "timeout_seconds")
     class Spec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         AUTO: _ClassVar[AllReduceSynchronizer.Spec]
@@ -61,10 +61,12 @@ class AllReduceSynchronizer(_message.Message):
     BYTES_PER_PACK_FIELD_NUMBER: _ClassVar[int]
     COMPRESSOR_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     COMPRESSOR_NAME_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     spec: AllReduceSynchronizer.Spec
     compressor: AllReduceSynchronizer.Compressor
     group: int
     bytes_per_pack: int
     compressor_arguments: str
     compressor_name: str
-    def __init__(self, spec: _Optional[_Union[AllReduceSynchronizer.Spec, str]] = ..., compressor: _Optional[_Union[AllReduceSynchronizer.Compressor, str]] = ..., group: _Optional[int] = ..., bytes_per_pack: _Optional[int] = ..., compressor_arguments: _Optional[str] = ..., compressor_name: _Optional[str] = ...) -> None: ...
+    timeout_seconds: float
+    def __init__(self, spec: _Optional[_Union[AllReduceSynchronizer.Spec, str]] = ..., compressor: _Optional[_Union[AllReduceSynchronizer.Compressor, str]] = ..., group: _Optional[int] = ..., bytes_per_pack: _Optional[int] = ..., compressor_arguments: _Optional[str] = ..., compressor_name: _Optional[str] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...

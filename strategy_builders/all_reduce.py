@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from autodist_py.proto.checks import require_member, require_not_negative
+from autodist_py.proto.checks import require_member, require_not_negative, require_seconds
 from autodist_py.proto.compressors import compressor_of
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem
@@ -23,6 +23,8 @@ class AllReduce:
             "HorovodCompressor(dtype='bfloat16')"; all but NoneCompressor lose precision.
         bytes_per_pack: how large the buffers are in which the gradients of a group are reduced, as back-propagation
             finishes them; a larger gradient is reduced in pieces. 0: the size found best (docs/performance.md).
+        timeout_seconds: how long a step may wait for a worker that lives but has not begun it; then the run ends, and
+            says who was missing. 0: no limit. (A worker that is lost is noticed by its heartbeat.)
 
     Raises:
         StrategyError: a parameter is out of its range.
@@ -32,6 +34,7 @@ class AllReduce:
     all_reduce_spec: str = "AUTO"
     compressor: str = "NoneCompressor"
     bytes_per_pack: int = 0
+    timeout_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if isinstance(self.chunk_size, bool) or not isinstance(self.chunk_size, int) or self.chunk_size < 1:
@@ -39,6 +42,7 @@ class AllReduce:
         require_member(self.all_reduce_spec, ALL_REDUCE_SPECS, "all_reduce_spec of AllReduce", error=StrategyError)
         compressor_of(self.compressor, "compressor of AllReduce")
         require_not_negative(self.bytes_per_pack, "bytes_per_pack of AllReduce", error=StrategyError)
+        require_seconds(self.timeout_seconds, "timeout_seconds of AllReduce", error=StrategyError)
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
         """The group of a variable is its index among the trainable ones // `chunk_size`."""
@@ -52,5 +56,9 @@ class AllReduce:
     def synchronizer(self, index: int) -> AllReduceSynchronizer:
         """That of the variable, or of the part of one, at that index among all."""
         return AllReduceSynchronizer(
-            self.all_reduce_spec, self.compressor, index // self.chunk_size, self.bytes_per_pack
+            self.all_reduce_spec,
+            self.compressor,
+            index // self.chunk_size,
+            self.bytes_per_pack,
+            self.timeout_seconds,
         )

@@ -31,6 +31,7 @@ class Parallax:
         all_reduce_spec: see AllReduce.
         compressor: of dense gradients; see AllReduce.
         bytes_per_pack: see AllReduce.
+        timeout_seconds: see AllReduce.
 
     Raises:
         StrategyError: a parameter is out of its range, or contradicts another.
@@ -43,6 +44,7 @@ class Parallax:
     all_reduce_spec: str = "AUTO"
     compressor: str = "NoneCompressor"
     bytes_per_pack: int = 0
+    timeout_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self._builders()
@@ -56,7 +58,9 @@ class Parallax:
 
     def _builders(self) -> tuple[AllReduce, PSLoadBalancing]:
         return (
-            AllReduce(self.chunk_size, self.all_reduce_spec, self.compressor, self.bytes_per_pack),
+            AllReduce(
+                self.chunk_size, self.all_reduce_spec, self.compressor, self.bytes_per_pack, self.timeout_seconds
+            ),
             PSLoadBalancing(self.local_proxy_variable, self.sync, self.staleness),
         )
 

@@ -100,6 +100,7 @@ class PartitionedAR:
     compressor: str = "NoneCompressor"
     min_shard_bytes: int = MIN_SHARD_BYTES
     bytes_per_pack: int = 0
+    timeout_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self._whole()
@@ -121,7 +122,9 @@ class PartitionedAR:
         return _strategy(nodes, item, resources)
 
     def _whole(self) -> AllReduce:
-        return AllReduce(self.chunk_size, self.all_reduce_spec, self.compressor, self.bytes_per_pack)
+        return AllReduce(
+            self.chunk_size, self.all_reduce_spec, self.compressor, self.bytes_per_pack, self.timeout_seconds
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,7 @@ class RandomAxisPartitionAR:
     compressor: str = "NoneCompressor"
     min_shard_bytes: int = MIN_SHARD_BYTES
     bytes_per_pack: int = 0
+    timeout_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self._fixed()
@@ -156,7 +160,12 @@ class RandomAxisPartitionAR:
 
     def _fixed(self) -> PartitionedAR:
         return PartitionedAR(
-            self.chunk_size, self.all_reduce_spec, self.compressor, self.min_shard_bytes, self.bytes_per_pack
+            self.chunk_size,
+            self.all_reduce_spec,
+            self.compressor,
+            self.min_shard_bytes,
+            self.bytes_per_pack,
+            self.timeout_seconds,
         )
 
 

@@ -82,6 +82,13 @@ class Cluster(Protocol):
         """From now on workers take steps by themselves, and can do without `expendable` ones; each worker says so."""
         ...
 
+    def limit_waits(self, seconds: float, what: str) -> None:
+        """A step that begins now may wait so long for a worker that has not begun it; `what` is what it waits in.
+
+        0: as long as that worker lives. Then the run ends.
+        """
+        ...
+
     def on_loss(self, callback: Callable[[int], None]) -> Callable[[], None]:
         """`callback(rank)` is called, in another thread, for each worker that the run goes on without.
 
@@ -181,6 +188,9 @@ class SoloCluster:
 
     def step_apart(self, expendable: Collection[int]) -> None:
         """See Cluster."""
+
+    def limit_waits(self, seconds: float, what: str) -> None:
+        """See Cluster. Nobody is waited for."""
 
     def on_loss(self, callback: Callable[[int], None]) -> Callable[[], None]:
         """See Cluster. Nobody is lost."""

@@ -116,6 +116,9 @@ class Coordinator:
         self._released: dict[int, str] = {}
         self._rounds: dict[str, deque[_Round]] = {}
         self._checked = time.monotonic()
+        self._reached = (0, self._checked)
+        """The highest step that a worker has begun, and when that was known."""
+        self._limit = (0.0, "")
 
     # -- What workers ask ---------------------------------------------------------------------------------------------
 
@@ -175,6 +178,8 @@ class Coordinator:
         with self._changed:
             self._seen[rank] = time.monotonic()
             self._steps[rank] = step
+            if step > self._reached[0]:
+                self._reached = (step, time.monotonic())
             ended = {other: self._steps[other] for other in self._left} | self._leaving()
             behind = [other for other, last in ended.items() if step > last]
             if behind and self._cause is None and self._expendable is None:
@@ -205,6 +210,10 @@ class Coordinator:
             allowed = set(expendable) - {_CHIEF}
             self._expendable = allowed if self._expendable is None else self._expendable & allowed
 
+    def limit_waits(self, seconds: float, what: str) -> None:
+        """A step may wait so long for a worker that has not begun it; `what` says what for. 0: as long as it lives."""
+        self._limit = (seconds, what)
+
     # -- What the chief's own threads report --------------------------------------------------------------------------
 
     def process_ended(self, rank: int, exit_code: int, reason: str = "") -> None:
@@ -232,7 +241,7 @@ class Coordinator:
             return self._cause
 
     def check_heartbeats(self) -> list[int]:
-        """Ends the run when a worker has been silent for too long. Call it about once a second.
+        """Ends the run when a worker has been silent, or waited for, for too long. Call it about once a second.
 
         Returns:
             The ranks that are silent.
@@ -246,10 +255,24 @@ class Coordinator:
             if self._all_left:
                 return []
             others = self._seen.keys() - self._released.keys() - self._lost - {_CHIEF}
+            self._check_waits(now)
             silent = sorted(rank for rank in others if now - self._seen[rank] > self._heartbeat_timeout)
             for rank in silent:
                 self._fail(rank, "stopped answering", f"no heartbeat for {self._heartbeat_timeout:g} s")
             return silent
+
+    def _check_waits(self, now: float) -> None:
+        step, since = self._reached
+        seconds, what = self._limit
+        missing = self._seen.keys() - self._lost - self._left - self._released.keys()
+        behind = sorted(rank for rank in missing if self._steps.get(rank, 0) < step)
+        if seconds and behind and now - since > seconds and self._expendable is None:
+            self._fail(
+                behind[0],
+                "kept others waiting",
+                f"{seconds:g} s (timeout_seconds) after the first it has not begun step {step}; they cannot go on with "
+                f"{what} without {self._names(behind)}",
+            )
 
     # -- Under the lock -----------------------------------------------------------------------------------------------
 

@@ -172,6 +172,11 @@ class WorkerCluster:
         if self._chief is not None:
             self._chief.coordinator.step_apart(expendable)
 
+    def limit_waits(self, seconds: float, what: str) -> None:
+        """See Cluster."""
+        if self._chief is not None:
+            self._chief.coordinator.limit_waits(seconds, what)
+
     def leave(self) -> None:
         """See Cluster."""
         if self._left.is_set():

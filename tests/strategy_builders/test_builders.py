@@ -91,6 +91,8 @@ print(wire.to_bytes(resolve_builder("AllReduce(chunk_size=3)").build(item, local
         ({"chunk_size": "8"}, "must be an integer >= 1; got '8'"),
         ({"all_reduce_spec": "ring"}, "must be one of AUTO, NCCL, RING, HOROVOD; got 'ring'"),
         ({"compressor": "Zip"}, "must be one of NoneCompressor"),
+        ({"timeout_seconds": -1}, "timeout_seconds of AllReduce must be a number of seconds >= 0; got -1"),
+        ({"timeout_seconds": float("inf")}, "timeout_seconds of AllReduce must be a number of seconds >= 0; got inf"),
     ],
 )
 def test_all_reduce_refuses_parameters_out_of_range(parameters, message):
@@ -260,6 +262,20 @@ def test_integers_are_not_compressed(name):
     with pytest.raises(StrategyError, match=f"codes floats; variable 'w' is of type int32; got {name}; use None"):
         build_strategy(AllReduce(compressor=name), item, RESOURCES)
     build_strategy(AllReduce(), item, RESOURCES)
+
+
+@pytest.mark.parametrize("builder", [AllReduce, Parallax, PartitionedAR, RandomAxisPartitionAR])
+def test_what_collectives_are_told_is_a_parameter_of_all_builders_that_use_them(builder):
+    given = {
+        "all_reduce_spec": "RING",
+        "compressor": "Int8Compressor",
+        "bytes_per_pack": 1 << 20,
+        "timeout_seconds": 2.5,
+    }
+    strategy = build_strategy(builder(**given), item_of(["w"]), RESOURCES)
+    assert strategy.timeout_seconds == 2.5
+    for one in strategy.node("w").synchronizers:
+        assert one == AllReduceSynchronizer("RING", "Int8Compressor", one.group, 1 << 20, 2.5)
 
 
 @pytest.mark.parametrize("builder", [AllReduce, Parallax, PartitionedAR, RandomAxisPartitionAR])

@@ -1,0 +1,100 @@
+"""Collectives whose peers do not come: the run ends in time, and says who is missing, and in what."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist_py import AutoDist
+from autodist_py.strategy_builders.all_reduce import AllReduce
+from autodist_py.strategy_builders.base import StrategyBuilder
+from tests.cluster_pool import TWO_WORKERS, CaseFailedError, Cluster
+
+STEPS = 15
+"""More than those in which workers compare what they are given."""
+
+pytestmark = pytest.mark.parametrize(
+    "cluster", [TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
+)
+
+
+def train(builder: StrategyBuilder, victim: int, does: str, folder: str) -> None:
+    """Trains until the victim dies, or sleeps for longer than anybody is to wait; each notes when that ended."""
+    with AutoDist(strategy_builder=builder) as autodist:
+        weights = tf.Variable(np.ones([4, 2]), name="weights")
+
+        @autodist.function
+        def step(x: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(x @ weights))
+            weights.assign_sub(0.01 * tape.gradient(loss, weights))
+
+        for number in range(1, 10_000):
+            if number == STEPS + 1 and autodist.rank == victim:
+                Path(folder, "begun").write_text(str(time.time()))
+                if does == "dies":
+                    time.sleep(0.5)  # The others wait for it by then.
+                    os.kill(os.getpid(), signal.SIGKILL)
+                else:
+                    time.sleep(60)
+            try:
+                step(np.ones([6, 4]))
+            except Exception:
+                Path(folder, f"ended-{autodist.rank}").write_text(str(time.time()))
+                raise
+
+
+def seconds(folder: Path) -> dict[int, float]:
+    """For each worker that raised, how long after the victim began to be missing."""
+    begun = float((folder / "begun").read_text())
+    return {int(path.name[-1]): float(path.read_text()) - begun for path in folder.glob("ended-*")}
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_who_lives_but_does_not_come_is_waited_for_no_longer_than_the_timeout(
+    cluster: Cluster, victim: int, tmp_path: Path
+) -> None:
+    cause = (
+        rf"worker {victim} \(127.0.0.{victim + 1}\) kept others waiting at step {STEPS}: 2 s \(timeout_seconds\) after "
+        rf"the first it has not begun step {STEPS + 1}; they cannot go on with dense gradients of weights without "
+    )
+    with pytest.raises(CaseFailedError, match=cause):
+        cluster.run(train, builder=AllReduce(timeout_seconds=2), victim=victim, does="sleeps", folder=str(tmp_path))
+    ended = seconds(tmp_path)
+    assert set(ended) == {1 - victim}
+    assert min(ended.values()) >= 2.0 and max(ended.values()) < 8.0
+
+
+def test_who_waits_for_a_lost_worker_says_in_which_group(cluster: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(CaseFailedError) as raised:
+        cluster.run(train, builder=AllReduce(), victim=1, does="dies", folder=str(tmp_path))
+    text = str(raised.value)
+    assert f"worker 1 (127.0.0.2) ended at step {STEPS}: killed by SIGKILL" in text
+    assert "while this worker waited for the others to combine dense gradients of weights" in text
+    assert set(seconds(tmp_path)) == {0}
+
+
+def slow(builder: StrategyBuilder) -> None:
+    """Every worker is slower than the timeout, between steps and in them, and nobody keeps others waiting."""
+    with AutoDist(strategy_builder=builder) as autodist:
+        weights = tf.Variable(np.ones([4, 2]), name="weights")
+
+        @autodist.function
+        def step(x: tf.Tensor) -> tf.Tensor:
+            tf.py_function(lambda: time.sleep(2.2), [], [])
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(x @ weights))
+            weights.assign_sub(0.01 * tape.gradient(loss, weights))
+            return loss
+
+        for _ in range(2):
+            step(np.ones([6, 4]))
+            time.sleep(2.2)
+
+
+def test_slow_steps_are_no_waiting(cluster: Cluster) -> None:
+    cluster.run(slow, builder=AllReduce(timeout_seconds=1.5))

@@ -25,6 +25,7 @@ from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy
 from autodist_py.proto.strategy_pb2 import Strategy as StrategyMessage
+from autodist_py.runtime import horovod
 from autodist_py.runtime.cluster import Cluster
 from autodist_py.runtime.copies import Copies
 from autodist_py.runtime.executor import Executor
@@ -108,6 +109,8 @@ class Compiler:
             for warning in inexact(item):
                 _log.warning("%s: %s", name, warning)
         self.broadcast_initial_values(variables)
+        if self.cluster.num_workers > 1 and horovod.is_asked_for(strategy):
+            horovod.start(self.cluster, self._resources, self._key)
         channel = f"{self.cluster.run_id}/{self._key('channel')}"
         options = replace(self._options, first_instance_key=self.cluster.next_instance_key, channel=channel)
         program = compile(item, strategy, place, options, observers=self._observers)

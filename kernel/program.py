@@ -20,7 +20,7 @@ class Promise(Enum):
 
     COMBINED = "gradients and statistics are combined over all replicas before anything reads them"
     PLACED = "every op has a device, and an update that of its variable"
-    ORDERED = "each launch waits for the one before it"
+    ORDERED = "each launch waits for the one before it, or is found by its name and always run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,14 @@ class Launch:
         ops: the ops by which this worker's devices take part in it.
         rank: where it stands among the others; made from the captured graph alone, so it is the same on every worker.
         what: what it combines, in words.
+        by_name: workers find each other's parts by the op's name, the same on all of them, in whatever order they come
+            to it; TensorFlow does not know that the op does anything beside what it returns.
     """
 
     ops: tuple[str, ...]
     rank: tuple[int, ...]
     what: str
+    by_name: bool = False
 
 
 @dataclass(frozen=True, slots=True)

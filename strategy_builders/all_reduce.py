@@ -18,7 +18,8 @@ class AllReduce:
     Attributes:
         chunk_size: variables whose gradients are reduced together. More of them: fewer, larger messages; fewer: the
             reduction starts earlier and overlaps more of back-propagation.
-        all_reduce_spec: AUTO (the runtime chooses), NCCL, RING or HOROVOD.
+        all_reduce_spec: AUTO (the runtime chooses), NCCL, RING or HOROVOD, which must be installed on every worker
+            (`make horovod`) and moves dense gradients between workers.
         compressor: how gradients are coded on the wire, such as "HorovodCompressor", half precision, or
             "HorovodCompressor(dtype='bfloat16')"; all but NoneCompressor lose precision.
         bytes_per_pack: how large the buffers are in which the gradients of a group are reduced, as back-propagation

@@ -6,9 +6,11 @@ the network once), one per replica where the whole ring is asked for.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
+from autodist_py.kernel import horovod_adapter
 from autodist_py.kernel.device import Place
 from autodist_py.kernel.tf_adapter import Group, all_gather, all_reduce, broadcast_receive, broadcast_send
 
@@ -19,6 +21,8 @@ REPLICAS_GROUP = 2
 
 RING, NCCL = "ring", "nccl"
 """The engines of TensorFlow's collectives, as it names them; NCCL's reduces on GPUs, and does nothing else here."""
+HOROVOD = "horovod"
+"""The engine that sums over workers by Horovod's ops, and does nothing else."""
 
 REDUCIBLE = frozenset({tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64})
 """What the ring carries."""
@@ -28,6 +32,7 @@ CARRIED = {
     tf.uint32: tf.int64,
 }
 """The type as which values of each type travel without loss."""
+CARRIED_BY_HOROVOD = REDUCIBLE - {tf.bfloat16}
 
 
 def _row_counts() -> tuple[int, ...]:
@@ -45,6 +50,13 @@ def _row_counts() -> tuple[int, ...]:
 _ROW_COUNTS = _row_counts()
 
 
+class Launched(NamedTuple):
+    """The ops that make one collective on this worker, and whether workers find it by its name: see Launch."""
+
+    ops: tuple[str, ...]
+    by_name: bool
+
+
 class Collectives:
     """The collectives of one fragment on one worker.
 
@@ -57,15 +69,15 @@ class Collectives:
         """Collectives of the workers of `place`, from the key `next_key` on."""
         self.place = place
         self.next_key = next_key
-        self.launches: list[tuple[str, ...]] = []
+        self.launches: list[Launched] = []
 
     def _take_keys(self, count: int = 1) -> int:
         key = self.next_key
         self.next_key += count
         return key
 
-    def _launched(self, *results: tf.Tensor) -> None:
-        self.launches.append(tuple(result.op.name for result in results))
+    def _launched(self, *results: tf.Tensor, by_name: bool = False) -> None:
+        self.launches.append(Launched(tuple(result.op.name for result in results), by_name))
 
     @property
     def num_workers(self) -> int:
@@ -73,9 +85,18 @@ class Collectives:
         return len(self.place.workers)
 
     def sum_over_workers(self, value: tf.Tensor, *, hint: str = RING) -> tf.Tensor:
-        """The sum of one value of a static shape per worker, by the engine `hint`; `value` itself on one worker."""
+        """The sum of one value of a static shape per worker, by the engine `hint`; `value` itself on one worker.
+
+        Raises:
+            StrategyError: the engine is HOROVOD, which is not there.
+        """
         if self.num_workers == 1 or value.shape.num_elements() == 0:
             return value
+        if hint == HOROVOD:
+            with tf.device(self.place.host):
+                total = horovod_adapter.all_reduce(value, f"horovod_{self._take_keys()}")
+            self._launched(total, by_name=True)
+            return total
         total = all_reduce(value, self._workers_group(self._take_keys(), hint))
         self._launched(total)
         return total

@@ -7,7 +7,7 @@ from typing import Literal
 import tensorflow as tf
 
 from autodist_py.kernel.cross_device_ops.base import CrossDeviceOps, Destinations, Reduction, Value
-from autodist_py.kernel.cross_device_ops.collective import CARRIED, NCCL, REDUCIBLE, RING, Collectives
+from autodist_py.kernel.cross_device_ops.collective import CARRIED, HOROVOD, NCCL, REDUCIBLE, RING, Collectives
 from autodist_py.kernel.cross_device_ops.copying import ReductionToOneDevice
 from autodist_py.kernel.cross_device_ops.nccl import require_gpus
 from autodist_py.kernel.cross_device_ops.packs import by_size, reduce_in_packs, reduce_in_pieces
@@ -25,7 +25,7 @@ from autodist_py.proto.errors import StrategyError
 AUTOMATIC_PACK_BYTES = 2 << 20
 """The size of buffers where none is given: benchmarks/collectives.py, docs/performance.md."""
 
-_ENGINES = {"RING": RING, "NCCL": NCCL}
+_ENGINES = {"RING": RING, "NCCL": NCCL, "HOROVOD": HOROVOD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +40,26 @@ class CollectiveAllReduce:
 
     Attributes:
         collectives: those of the fragment that is being traced; they say who takes part.
-        implementation: the engine. Gathers and broadcasts are rings with either.
+        implementation: the engine of sums; HOROVOD needs a `local` reduction. Gathers and broadcasts are rings.
         local: how a worker's replicas are reduced before, on the first one's device: each worker is then one member of
             the collective, and its result is copied to the destinations. None: every replica is a member.
         bytes_per_pack: the size of buffers; 0: `AUTOMATIC_PACK_BYTES`.
     """
 
     collectives: Collectives = field(repr=False)
-    implementation: Literal["RING", "NCCL"] = "RING"
+    implementation: Literal["RING", "NCCL", "HOROVOD"] = "RING"
     local: CrossDeviceOps | None = None
     bytes_per_pack: int = 0
 
     def __post_init__(self) -> None:
         if self.implementation not in _ENGINES:
             raise StrategyError(
-                f"the implementation of CollectiveAllReduce is {' or '.join(_ENGINES)}; got '{self.implementation}'"
+                f"the implementation of CollectiveAllReduce is {', '.join(_ENGINES)}; got '{self.implementation}'"
+            )
+        if self.implementation == "HOROVOD" and self.local is None:
+            raise StrategyError(
+                "to Horovod each worker is one member; got CollectiveAllReduce(implementation='HOROVOD', local=None); "
+                "give a local reduction, such as ReductionToOneDevice()"
             )
         if self.bytes_per_pack < 0:
             raise StrategyError(

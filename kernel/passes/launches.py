@@ -11,5 +11,7 @@ def with_launches(program: Program, collectives: Collectives, *, rank: tuple[int
 
     `rank` says where they stand among those of other fragments, and `what` what they combine, in words.
     """
-    added = (Launch(ops, (*rank, position), what) for position, ops in enumerate(collectives.launches))
+    added = (
+        Launch(ops, (*rank, position), what, by_name) for position, (ops, by_name) in enumerate(collectives.launches)
+    )
     return replace(program, launches=(*program.launches, *added), next_instance_key=collectives.next_key)

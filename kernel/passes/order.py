@@ -15,7 +15,8 @@ class Order:
     Requires: all collectives are in the graph, among the program's launches.
     Ensures: each waits for the one before it. The order is that of their ranks, which come from the captured graph
         alone: the stage of the step (forward pass, gradients, what is computed from combined gradients, ...), and
-        within it the order in which back-propagation is ready.
+        within it the order in which back-propagation is ready. Those that workers find by name need no order, but are
+        ops to run: TensorFlow might leave one out on one worker alone, where nothing needs its result.
     """
 
     name: ClassVar[str] = "order"
@@ -23,8 +24,10 @@ class Order:
     def __call__(self, program: Program) -> Program:
         launches = tuple(sorted(program.launches, key=lambda launch: launch.rank))
         edits = Edits()
-        for earlier, later in pairwise(launches):
+        for earlier, later in pairwise(launch for launch in launches if not launch.by_name):
             for op in later.ops:
                 for dependency in earlier.ops:
                     edits.add_control(op, dependency)
-        return replace(program, launches=launches).promising(Promise.ORDERED, edits.apply(program.graph))
+        named = (op for launch in launches if launch.by_name for op in launch.ops)
+        result = replace(program, launches=launches, run_ops=(*program.run_ops, *named))
+        return result.promising(Promise.ORDERED, edits.apply(program.graph))

@@ -7,9 +7,9 @@ order; of several lookups in one table, the same rows grouped by replica. A work
 it sends them where that makes no difference to the update.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Literal, cast
 
 import tensorflow as tf
 
@@ -17,7 +17,7 @@ from autodist_py.kernel.compressors.codec import Wire
 from autodist_py.kernel.compressors.rounding import rounded, travelling
 from autodist_py.kernel.cross_device_ops import packing
 from autodist_py.kernel.cross_device_ops.choice import fitting
-from autodist_py.kernel.cross_device_ops.collective import REDUCIBLE, Collectives, on_each
+from autodist_py.kernel.cross_device_ops.collective import CARRIED_BY_HOROVOD, REDUCIBLE, Collectives, on_each
 from autodist_py.kernel.cross_device_ops.collective_all_reduce import AUTOMATIC_PACK_BYTES, CollectiveAllReduce
 from autodist_py.kernel.cross_device_ops.copying import ReductionToOneDevice
 from autodist_py.kernel.fragment import Fragment, trace
@@ -32,6 +32,14 @@ from autodist_py.proto.compressors import Compressor, HorovodCompressor, NoneCom
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient
 from autodist_py.proto.synchronizers import AllReduceSynchronizer
+
+_LOCAL_FIRST = frozenset({"AUTO", "HOROVOD"})
+_ENGINES: Mapping[str, Literal["RING", "NCCL", "HOROVOD"]] = {
+    "AUTO": "RING",
+    "RING": "RING",
+    "NCCL": "NCCL",
+    "HOROVOD": "HOROVOD",
+}
 
 _MOST_PIECES = 4096
 """Of one gradient: each is a collective, of which the graph would be made alone."""
@@ -132,10 +140,6 @@ def _packed(
 
 
 def _check(program: Program, synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DType) -> None:
-    if synchronizer.spec == "HOROVOD":
-        raise StrategyError(
-            f"variable '{gradient.variable}': all_reduce_spec 'HOROVOD' is not available; use AUTO or RING"
-        )
     if dtype not in REDUCIBLE:
         raise StrategyError(
             f"variable '{gradient.variable}' is of type {dtype.name}, which collectives do not carry; "
@@ -143,6 +147,14 @@ def _check(program: Program, synchronizer: AllReduceSynchronizer, gradient: Grad
         )
     if gradient.is_sparse:
         return
+    compressor = compressor_of(synchronizer.compressor, "compressor")
+    travels_as = travelling(compressor, dtype) if isinstance(compressor, HorovodCompressor) else dtype
+    if synchronizer.spec == "HOROVOD" and travels_as not in CARRIED_BY_HOROVOD:
+        raise StrategyError(
+            f"variable '{gradient.variable}': its gradient travels as {travels_as.name}, which Horovod does not carry; "
+            f"it carries {', '.join(sorted(kind.name for kind in CARRIED_BY_HOROVOD))}. Use another compressor, or "
+            "all_reduce_spec AUTO or RING"
+        )
     size = _wire_bytes(program, synchronizer, gradient)
     if size > _MOST_PIECES * _pack_bytes(synchronizer):
         raise StrategyError(
@@ -201,15 +213,15 @@ def _reduce_dense(
 
 
 def _operation(program: Program, group: Group, collectives: Collectives) -> CollectiveAllReduce:
-    """What reduces dense tensors: with AUTO local replicas are added up first, else every replica is a member.
+    """What reduces dense tensors: with AUTO and HOROVOD local replicas are added up first, else each is a member.
 
     Raises:
         StrategyError: the engine that is asked for does not fit the devices, and nothing else may be used.
     """
     requested = CollectiveAllReduce(
         collectives,
-        implementation="NCCL" if group.synchronizer.spec == "NCCL" else "RING",
-        local=ReductionToOneDevice() if group.synchronizer.spec == "AUTO" else None,
+        implementation=_ENGINES[group.synchronizer.spec],
+        local=ReductionToOneDevice() if group.synchronizer.spec in _LOCAL_FIRST else None,
         bytes_per_pack=group.synchronizer.bytes_per_pack,
     )
     everyone = [replica.device for replica in program.place.everyone]

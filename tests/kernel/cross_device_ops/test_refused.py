@@ -125,7 +125,7 @@ def test_collectives_refuse_what_they_do_not_carry_and_devices_of_others():
         (lambda: CollectiveAllReduce(Collectives(programs.place(2), 1), bytes_per_pack=-1), "got -1; use 0"),
         (
             lambda: CollectiveAllReduce(Collectives(programs.place(2), 1), UNKNOWN),
-            "is RING or NCCL; got 'MPI'",
+            "is RING, NCCL, HOROVOD; got 'MPI'",
         ),
     ],
 )

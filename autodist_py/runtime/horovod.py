@@ -1,0 +1,181 @@
+"""Horovod as an engine of this process: initialized once, as a member of our cluster, when a program first asks for it.
+
+horovodrun takes no part: ranks and addresses are the cluster's. Horovod's own rendezvous, by which its processes find
+each other, runs in the chief's process meanwhile. How ops are made is `kernel/horovod_adapter.py`'s.
+
+A worker that ends breaks the others' connections: all-reduces then raise one of TensorFlow's errors on them. One that
+stands still stops Horovod's own thread everywhere; the run's end does not wait for that.
+"""
+
+import ipaddress
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from autodist_py.kernel import horovod_adapter
+from autodist_py.proto.errors import AutoDistError, ClusterError, StrategyError
+from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
+from autodist_py.proto.strategy import Strategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer
+from autodist_py.runtime.cluster import Cluster
+
+_PATIENCE_SECONDS = 600
+"""How long Horovod waits for a silent worker before it gives up: the cluster's heartbeats find one much earlier."""
+
+
+def is_asked_for(strategy: Strategy) -> bool:
+    """Whether gradients of `strategy` travel between workers by Horovod."""
+    synchronizers = (one for node in strategy.node_config for one in node.every_synchronizer)
+    return strategy.pace.is_together and any(
+        isinstance(one, AllReduceSynchronizer) and one.spec == "HOROVOD" for one in synchronizers
+    )
+
+
+def start(cluster: Cluster, resources: ResourceSpec, key: Callable[[str], str]) -> None:
+    """Horovod is initialized on every worker, each of which calls this; nothing more is done where it is.
+
+    Args:
+        cluster: the workers.
+        resources: their nodes.
+        key: makes a key for something that all workers do together, of a word for it.
+
+    Raises:
+        StrategyError: a worker has no Horovod for its TensorFlow.
+        ClusterError: Horovod cannot start on a worker; the message names it, and what to do.
+    """
+    require = _Requirements(cluster, resources, key)
+    library = require.on_every_worker("horovod is installed", horovod_adapter.library, StrategyError)
+    if library.is_initialized():
+        _require_ours(library, cluster)
+        return
+    node = resources.workers[cluster.rank]
+    require.on_every_worker("names resolve", lambda: _require_own_name(node), ClusterError)
+    with _rendezvous(library, cluster, resources) as address:
+        host, _, port = cluster.agree(key("rendezvous"), address.encode()).decode().rpartition(":")
+        with _environment(_variables(cluster, node, host, port)):
+            try:
+                library.init()
+            except ValueError as error:
+                raise ClusterError(f"Horovod cannot start: {error}") from error
+        cluster.barrier(key("horovod started"))
+
+
+class _Requirements:
+    """What must hold on every worker before all go on: an error of one is raised on all, with its name."""
+
+    def __init__(self, cluster: Cluster, resources: ResourceSpec, key: Callable[[str], str]):
+        self._cluster, self._key = cluster, key
+        self._addresses = [node.address for node in resources.workers]
+
+    def on_every_worker(self, what: str, check: Callable[[], Any], kind: type[AutoDistError]) -> Any:
+        """What `check` returns here.
+
+        Raises:
+            AutoDistError: of the `kind`, which `check` raises; it raised on the worker that the message names.
+        """
+        result, error = None, b""
+        try:
+            result = check()
+        except kind as caught:
+            error = str(caught).encode()
+        for rank, found in sorted(self._cluster.compare(self._key(what), error).items()):
+            if found:
+                raise kind(f"worker {rank} ({self._addresses[rank]}): {found.decode()}")
+        return result
+
+
+def _require_ours(library: Any, cluster: Cluster) -> None:
+    found = (library.rank(), library.size())
+    if found != (cluster.rank, cluster.num_workers):
+        raise ClusterError(
+            "with all_reduce_spec HOROVOD, Horovod's ranks are those of the workers. Received: rank "
+            f"{found[0]} of {found[1]}, on worker {cluster.rank} of {cluster.num_workers}. Leave out hvd.init()"
+        )
+
+
+def _require_own_name(node: NodeSpec) -> None:
+    """Gloo listens at the first address of the host's own name that it can bind; without one it ends the process."""
+    name = socket.gethostname()
+    fix = f"add the line '{node.address} {name}' to this host's /etc/hosts"
+    try:
+        found = [str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    except OSError as error:
+        raise ClusterError(
+            f"Horovod needs a host that resolves its own name. Received: '{name}', {error.strerror}; {fix}"
+        ) from error
+    own = next((address for address in found if _can_bind(address)), None)
+    if own is None or (ipaddress.ip_address(own).is_loopback and not node.is_loopback):
+        raise ClusterError(
+            "Horovod needs a host whose own name stands for an address of it that others reach. Received: "
+            f"'{name}' at {', '.join(found)}; {fix}"
+        )
+
+
+def _can_bind(address: str) -> bool:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as trial:
+            trial.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def _rendezvous(library: Any, cluster: Cluster, resources: ResourceSpec) -> Iterator[str]:
+    """Horovod's rendezvous answers at this address (host:port), where this is the chief; elsewhere it is ""."""
+    if not cluster.is_chief:
+        yield ""
+        return
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+    host = resources.chief.address
+    try:
+        server = RendezvousHTTPServer((host, 0), RendezvousHandler, 0)
+    except OSError as error:
+        raise ClusterError(
+            f"Horovod's rendezvous listens at the chief's IPv4 address. Received: {host}: {error.strerror}. Give the "
+            "chief one in the resource spec, or use all_reduce_spec AUTO or RING"
+        ) from error
+    thread = threading.Thread(target=server.serve_forever, name="autodist-horovod", daemon=True)
+    thread.start()
+    try:
+        yield f"{host}:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _variables(cluster: Cluster, node: NodeSpec, host: str, port: str) -> Mapping[str, str]:
+    """What Horovod reads when it starts. A node is one worker, so each worker is the only one of its host."""
+    return {
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(_PATIENCE_SECONDS),
+        "HOROVOD_HOSTNAME": node.address,
+        "HOROVOD_RANK": str(cluster.rank),
+        "HOROVOD_SIZE": str(cluster.num_workers),
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "1",
+        "HOROVOD_CROSS_RANK": str(cluster.rank),
+        "HOROVOD_CROSS_SIZE": str(cluster.num_workers),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
+    }
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """The variables are set within the context, and as before after it."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

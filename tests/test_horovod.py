@@ -1,0 +1,309 @@
+"""Horovod as the engine of all-reduces: it trains as one device does, ends with the run, and is refused clearly."""
+
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from os import kill
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist_py import AutoDist
+from autodist_py.kernel.program import Program, Promise
+from autodist_py.kernel.verify import verify
+from autodist_py.proto.errors import InvalidGraphError, StrategyError
+from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer
+from autodist_py.strategy_builders.all_reduce import AllReduce
+from tests import test_compressed
+from tests.cluster_pool import TWO_WORKERS, Cluster, Shape
+from tests.cluster_pool import same_on_all_workers as same
+from tests.kernel import programs
+from tests.oracle import compare_function
+from tests.oracle_programs import batches, hand_written
+from tests.runtime.test_cluster import Run
+
+is_installed = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed: make horovod")
+
+FOUR_REPLICAS = Shape("2-workers-2+2-replicas", (2, 2))
+ON_TWO = pytest.mark.parametrize("cluster", [TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
+ON_BOTH = pytest.mark.parametrize(
+    "cluster", [TWO_WORKERS, FOUR_REPLICAS], ids=lambda shape: shape.name, indirect=True, scope="module"
+)
+
+
+def horovods_rank() -> tuple[int, int]:
+    """Of this process, as Horovod numbers it, and how many there are."""
+    from horovod.tensorflow import mpi_ops
+
+    return mpi_ops.rank(), mpi_ops.size()
+
+
+def launched(strategy: Strategy | None = None) -> Program:
+    """A program of dense and sparse gradients for two workers, in order."""
+    item = programs.dense_and_sparse()
+    by_horovod = programs.all_reduce(item, spec="HOROVOD", chunk_size=1)
+    return programs.after("order", item, programs.place(1, 1), strategy or by_horovod)
+
+
+# -- Training ----------------------------------------------------------------------------------------------------------
+
+
+def train(optimizer: str, **builder: Any) -> dict[str, np.ndarray]:
+    strategy = AllReduce(all_reduce_spec="HOROVOD", **builder)
+    model = hand_written("both", optimizer)
+    values = compare_function(model, batches("both"), autodist={"strategy_builder": strategy})
+    with AutoDist() as autodist:
+        assert horovods_rank() == (autodist.rank, 2), "it runs by another engine"
+    return values
+
+
+@is_installed
+@ON_BOTH
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("builder", [{}, {"chunk_size": 1}, {"bytes_per_pack": 64}], ids=["group", "each", "pieces"])
+def test_it_trains_as_one_device_does(cluster: Cluster, optimizer: str, builder: dict[str, int]) -> None:
+    same(cluster.run(train, optimizer=optimizer, **builder))
+
+
+@is_installed
+@ON_TWO
+@pytest.mark.parametrize("width", [3, 4])
+def test_half_precision_is_that_of_numpy(cluster: Cluster, width: int) -> None:
+    same(cluster.run(test_compressed.train, dtype="float16", spec="HOROVOD", width=width))
+
+
+def by_both_engines() -> tuple[np.ndarray, np.ndarray]:
+    """Weights after steps by Horovod and by AUTO, taken in turns, in one process."""
+    weights = []
+    x = np.random.default_rng(3).normal(size=(6, 9))
+    objects = [AutoDist(strategy_builder=AllReduce(all_reduce_spec=spec)) for spec in ("HOROVOD", "AUTO")]
+    programs_ = []
+    for each in objects:
+        weight = tf.Variable(np.ones(9))
+
+        def step(x: tf.Tensor, weight: tf.Variable = weight) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.linalg.matvec(x, weight) ** 2)
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+
+        weights.append(weight)
+        programs_.append(each.function(step, batched=["x"]))
+    for _ in range(4):
+        for program in programs_:
+            program(x)
+    for each in objects:
+        each.close()
+    return weights[0].numpy(), weights[1].numpy()
+
+
+@is_installed
+@ON_TWO
+def test_programs_of_both_engines_take_turns_in_one_process(cluster: Cluster) -> None:
+    for horovods, rings in cluster.run(by_both_engines):
+        np.testing.assert_allclose(horovods, rings, rtol=1e-12)
+        assert not np.allclose(horovods, 1.0)
+
+
+# -- The graph ---------------------------------------------------------------------------------------------------------
+
+
+@is_installed
+def test_dense_gradients_travel_by_horovod_and_the_rest_as_ever() -> None:
+    program = launched()
+    ops = {launch.what: program.graph.nodes[op].op for launch in program.launches for op in launch.ops}
+    assert {op for what, op in ops.items() if what.startswith("dense gradients")} == {"HorovodAllreduce"}
+    assert {op for what, op in ops.items() if not what.startswith("dense gradients")} == {"CollectiveGatherV2"}
+
+
+@is_installed
+def test_workers_find_each_others_parts_by_names_that_are_equal_and_of_one_program() -> None:
+    item = programs.two_stages(stages=3)
+    strategy = programs.all_reduce(item, spec="HOROVOD", chunk_size=1)
+
+    def names(worker: int, first_instance_key: int) -> list[str]:
+        place = programs.place(2, 1, 3, worker=worker)
+        program = programs.after("order", item, place, strategy, first_instance_key=first_instance_key)
+        return [op for launch in program.launches if launch.by_name for op in launch.ops]
+
+    assert names(0, 1) == names(1, 1) == names(2, 1)
+    assert len(set(names(0, 1))) == 3
+    assert not set(names(0, 1)) & set(names(0, 40))
+
+
+@is_installed
+def test_its_all_reduces_wait_for_no_other_collective_and_are_run_whatever_needs_them() -> None:
+    program = launched()
+    assert Promise.ORDERED in program.holds
+    named = {op for launch in program.launches if launch.by_name for op in launch.ops}
+    collectives = {op for launch in program.launches for op in launch.ops}
+    assert named
+    assert named < collectives
+    for op in named:
+        assert not {f"^{other}" for other in collectives} & set(program.graph.nodes[op].input)
+    assert named <= set(program.run_ops)
+    with pytest.raises(InvalidGraphError, match=r"is not among the ops to run"):
+        verify(replace(program, run_ops=tuple(set(program.run_ops) - named)))
+
+
+# -- The end -----------------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import numpy as np
+from autodist_py import AutoDist
+from autodist_py.strategy_builders.all_reduce import AllReduce
+
+with AutoDist(strategy_builder=AllReduce(all_reduce_spec="HOROVOD")) as autodist:
+    import tensorflow as tf
+    BEFORE
+    weights = tf.Variable(np.ones(1_000_000, np.float32))
+
+    @autodist.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x) * tf.reduce_sum(weights)
+        weights.assign_sub(0.1 * tape.gradient(loss, weights))
+        return loss
+
+    for number in range(STEPS):
+        step(np.ones([4], np.float32))
+        if number == 9:
+            print("training", flush=True)
+print("over", flush=True)
+"""
+
+Start = Callable[..., Run]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    runs = []
+    (tmp_path / "resources.yaml").write_text(TWO_WORKERS.resource_spec())
+
+    def start_run(*, steps: int = 10**9, before: str = "pass") -> Run:
+        body = SCRIPT.replace("STEPS", str(steps)).replace("BEFORE", before)
+        runs.append(Run(tmp_path, body, AUTODIST_RESOURCE_SPEC=str(tmp_path / "resources.yaml")))
+        return runs[-1]
+
+    yield start_run
+    for run in runs:
+        run.close()
+
+
+@is_installed
+def test_a_script_that_ends_well_ends_at_once(start: Start) -> None:
+    run = start(steps=20)
+    run.wait_for("over", 2)
+    assert run.end(10.0) == 0, run.text
+    assert run.causes == {}
+
+
+@is_installed
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGKILL, r"ended .*: killed by SIGKILL"),
+        (signal.SIGSTOP, r"stopped answering .*: no heartbeat"),
+    ],
+)
+def test_a_worker_that_is_killed_or_stands_still_ends_the_run_with_one_cause(
+    start: Start, number: signal.Signals, words: str
+) -> None:
+    run = start()
+    run.wait_for("training", 2)
+    began = time.monotonic()
+    kill(run.pids[1], number)
+    assert run.end(20.0) == 1, run.text
+    assert time.monotonic() - began < 12.0, run.text
+    assert re.match(rf"worker 1 \(127.0.0.2\) {words}", run.causes[0]), run.text
+
+
+@is_installed
+def test_a_chief_that_is_killed_ends_the_others(start: Start) -> None:
+    run = start()
+    run.wait_for("training", 2)
+    kill(run.pids[0], signal.SIGKILL)
+    assert run.end(10.0) == -signal.SIGKILL, run.text
+
+
+@is_installed
+def test_a_host_that_does_not_resolve_its_own_name_is_refused_on_all_workers(start: Start) -> None:
+    rename = "import socket; socket.gethostname = lambda: ['localhost', 'no-such-host.invalid'][autodist.rank]"
+    run = start(before=rename)
+    assert run.end(60.0) == 1, run.text
+    refusal = (
+        r"worker 1 \(127.0.0.2\): Horovod needs a host that resolves its own name. Received: 'no-such-host.invalid', "
+        ".*; add the line '127.0.0.2 no-such-host.invalid' to this host's /etc/hosts"
+    )
+    assert len([line for line in run.lines if re.search(f"ClusterError: {refusal}", line)]) >= 2, run.text
+
+
+# -- Refusals ----------------------------------------------------------------------------------------------------------
+
+WAY_OUT = r".*; build it for this TensorFlow \(`make horovod` in the project's folder\), or use .* AUTO or RING"
+
+
+def test_a_strategy_that_asks_for_it_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    with pytest.raises(StrategyError, match=r"HOROVOD needs Horovod, which is not installed" + WAY_OUT):
+        launched()
+
+
+def test_a_strategy_that_asks_for_one_of_another_tensorflow_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "horovod").mkdir()
+    (tmp_path / "horovod" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "horovod", raising=False)
+    for metadata, found in (('{"tensorflow": "2.4.0"}', "2.4.0"), ("{}", "none")):
+        (tmp_path / "horovod" / "metadata.json").write_text(metadata)
+        words = rf"built for this TensorFlow. Received: one for TensorFlow {found}, beside TensorFlow {tf.__version__}"
+        with pytest.raises(StrategyError, match=words + WAY_OUT):
+            launched()
+    (tmp_path / "horovod" / "metadata.json").unlink()
+    with pytest.raises(StrategyError, match="Received: one for TensorFlow none"):
+        launched()
+
+
+def test_what_it_does_not_carry_is_refused_by_the_variables_name() -> None:
+    synchronizer = AllReduceSynchronizer("HOROVOD", "HorovodCompressor(dtype='bfloat16')")
+    names = ("a", "b", "half", "table")
+    strategy = Strategy(tuple(Node(name, synchronizer) for name in names), ("127.0.0.1:CPU:0",))
+    words = r"variable 'a': its gradient travels as bfloat16, which Horovod does not carry; it carries float16, float32"
+    with pytest.raises(StrategyError, match=words):
+        launched(strategy)
+
+
+def missing_on_worker_1() -> str:
+    with (
+        AutoDist(strategy_builder=AllReduce(all_reduce_spec="HOROVOD")) as autodist,
+        pytest.MonkeyPatch.context() as on,
+    ):
+        if autodist.rank == 1:
+            on.setitem(sys.modules, "horovod", None)
+        weight = tf.Variable(np.ones(3))
+
+        @autodist.function
+        def step(x: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(x * weight)
+            weight.assign_sub(tape.gradient(loss, weight))
+
+        with pytest.raises(StrategyError) as raised:
+            step(np.ones([4, 3]))
+    return str(raised.value)
+
+
+@is_installed
+@ON_TWO
+def test_where_one_worker_lacks_it_all_are_told_which(cluster: Cluster) -> None:
+    for told in cluster.run(missing_on_worker_1):
+        assert re.match(r"worker 1 \(127.0.0.2\): all_reduce_spec HOROVOD needs Horovod, which is not installed", told)

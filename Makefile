@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-all fuzz mutations lint ruff format-check mypy imports proto-check proto lab-deps clean
+.PHONY: demo test test-all fuzz mutations lint ruff format-check mypy imports proto-check proto horovod lab-deps clean
 
 demo: $(INSTALLED)
 	TF_CPP_MIN_LOG_LEVEL=1 $(BIN)/autodist run --local 2 examples/digits.py --compare
@@ -21,6 +21,11 @@ fuzz: $(INSTALLED)
 
 mutations: $(INSTALLED)
 	$(BIN)/python tools/mutate.py
+
+# The optional engine of all-reduces; the wheel is built once for each TensorFlow, in minutes, and kept in a cache.
+horovod: $(INSTALLED)
+	wheel=$$(bash tools/build_horovod.sh $(BIN)/python) && \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$wheel"
 
 lint: ruff format-check mypy imports proto-check
 

@@ -2,9 +2,9 @@
 
 Blocks of steps that do little else are interleaved in one run, so both engines meet the same machine; printed are the
 medians of the time of a step on the chief. Each worker's process is kept to one core, by turns, and has one thread for
-the inside of an op.
+the inside of an op. With one of the engines alone, RING is free of what Horovod's own thread takes.
 
-Usage: python benchmarks/engines.py [--workers N] [--rounds N] [--engines NAME ...]
+Usage: python -m benchmarks.engines [--workers N] [--rounds N] [--engines RING HOROVOD "HOROVOD, whole"]
 """
 
 import argparse
@@ -30,7 +30,6 @@ ENGINES = {
     "HOROVOD": AllReduce(all_reduce_spec="HOROVOD"),
     "HOROVOD, whole": AllReduce(all_reduce_spec="HOROVOD", bytes_per_pack=WHOLE),
 }
-TENSORS = 1
 BLOCK = 4
 
 
@@ -44,8 +43,8 @@ def main() -> int:
     resources = local_resource_spec(options.workers)
     objects = {name: AutoDist(resources, ENGINES[name]) for name in options.engines}
     steps = {
-        (size, name): each.function(descending(TENSORS, size_in_bytes // 4))
-        for size, size_in_bytes in SIZES.items()
+        (size, name): each.function(descending(1, count // 4))
+        for size, count in SIZES.items()
         for name, each in objects.items()
     }
     x = np.ones(2 * options.workers, np.float32)

@@ -4,7 +4,7 @@
 # The source distribution as it stands does not build against this TensorFlow: xla_mpi_ops.cc, which only GPUs under XLA
 # need, includes headers that have moved; it is left out. The wheel has Gloo between hosts, and neither MPI nor GPUs.
 #
-# It takes about five minutes of one core. The wheel is kept in a cache, by the versions of Horovod, TensorFlow and
+# It takes two to three minutes on two cores. The wheel is kept in a cache, by the versions of Horovod, TensorFlow and
 # Python, the machine, and this script's content, so that a second call takes a second.
 set -euo pipefail
 

@@ -92,7 +92,16 @@ def test_a_session_trains_by_it_as_one_device_does(cluster: Cluster) -> None:
 @ON_TWO
 @pytest.mark.parametrize("width", [3, 4])
 def test_half_precision_is_that_of_numpy(cluster: Cluster, width: int) -> None:
-    same(cluster.run(test_compressed.train, dtype="float16", spec="HOROVOD", width=width))
+    builder = AllReduce(all_reduce_spec="HOROVOD", compressor="HorovodCompressor")
+    same(cluster.run(test_compressed.train, builder=builder, dtype="float16", width=width))
+
+
+@is_installed
+@ON_TWO
+@pytest.mark.parametrize("compressor", ["HorovodCompressorEF", "PowerSGDCompressor(rank=2)"])
+def test_steps_with_a_compressor_are_those_of_its_model(cluster: Cluster, compressor: str) -> None:
+    builder = AllReduce(all_reduce_spec="HOROVOD", compressor=compressor)
+    same(cluster.run(test_compressed.by_model, builder=builder, compressor=compressor, steps=3, replicas=(1, 1)))
 
 
 def descending(autodist: AutoDist) -> tuple[Callable[[Any], Any], tf.Variable]:

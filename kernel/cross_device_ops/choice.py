@@ -50,6 +50,6 @@ def _(op: NcclAllReduce) -> CrossDeviceOps:
 @without_nccl.register
 def _(op: CollectiveAllReduce) -> CrossDeviceOps:
     local = op.local and without_nccl(op.local)
-    if op.implementation == "RING" and local is op.local:
+    if op.implementation != "NCCL" and local is op.local:
         return op
-    return replace(op, implementation="RING", local=local)
+    return replace(op, implementation="RING" if op.implementation == "NCCL" else op.implementation, local=local)

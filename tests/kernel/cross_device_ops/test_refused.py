@@ -243,8 +243,8 @@ def test_all_workers_launch_the_same_collectives_in_the_same_order(local):
             keys = [tf.get_static_value(source) for source in op.inputs if source.op.type == "Const"]
             return op.type.replace("Recv", "").replace("Send", ""), [int(key) for key in keys if np.ndim(key) == 0]
 
-        assert all(len({str(described(name)) for name in names}) == 1 for names in collectives.launches)
-        return [described(names[0]) for names in collectives.launches], collectives.next_key
+        assert all(len({str(described(name)) for name in launched.ops}) == 1 for launched in collectives.launches)
+        return [described(launched.ops[0]) for launched in collectives.launches], collectives.next_key
 
     first = launches(0)
     assert launches(1) == first

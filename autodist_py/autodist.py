@@ -127,7 +127,14 @@ class AutoDist:
         options = Options(batch=batch, fetch_reduction=fetch_reduction, sum_duplicates=sum_duplicates, strict=strict)
         observers = [Dump(settings.dump_dir, self._name)] if settings.dump_dir else []
         self._compiler = Compiler(
-            self._name, self._cluster, self.resources, builder, options, observers, settings.checked_steps
+            self._name,
+            self._cluster,
+            self.resources,
+            builder,
+            options,
+            observers,
+            settings.checked_steps,
+            settings.timeline,
         )
         self._functions: weakref.WeakSet[DistributedFunction] = weakref.WeakSet()
         self._function_numbers = itertools.count()

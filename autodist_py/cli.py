@@ -26,6 +26,7 @@ from autodist_py.settings import (
     RESOURCE_SPEC_VARIABLE,
     SEED_VARIABLE,
     STRATEGY_VARIABLE,
+    TIMELINE_VARIABLE,
     WORKER_OUTPUT_VARIABLE,
     WORKER_VARIABLES,
 )
@@ -50,6 +51,12 @@ def main() -> None:
 @click.option("--local", "workers", type=click.IntRange(min=1), metavar="N", help="N workers on this machine.")
 @click.option("--spec", type=_FILE, metavar="FILE", help="The workers of a resource spec (YAML).")
 @click.option("--cpus", type=click.IntRange(min=1), metavar="K", help="With --local: K CPU devices per worker.")
+@click.option(
+    "--timeline",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Write what the workers do in a few steps, for chrome://tracing or ui.perfetto.dev.",
+)
 @_STRATEGY
 @click.argument("script", type=_FILE)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
@@ -57,6 +64,7 @@ def run(
     workers: int | None,
     spec: Path | None,
     cpus: int | None,
+    timeline: Path | None,
     strategy: str | None,
     script: Path,
     arguments: tuple[str, ...],
@@ -72,9 +80,12 @@ def run(
     _require_one_of_local_and_spec(workers, spec, cpus)
     with _spec_file(workers, spec, cpus) as spec_file:
         output, errors = screens()
+        environment = _chief_environment(spec_file, output.console, strategy)
+        if timeline is not None:
+            environment[TIMELINE_VARIABLE] = str(timeline.absolute())
         code = run_chief(
             [sys.executable, str(script), *arguments],
-            _chief_environment(spec_file, output.console, strategy),
+            environment,
             worker_output=WORKER_OUTPUT_VARIABLE,
             output=output,
             errors=errors,

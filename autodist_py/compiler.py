@@ -8,6 +8,7 @@ import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import tensorflow as tf
 
@@ -35,6 +36,7 @@ from autodist_py.runtime.kept import Kept
 from autodist_py.runtime.memories import Memories
 from autodist_py.served import Served
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
+from autodist_py.timeline import Timeline
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class Compiler:
         options: Options,
         observers: Sequence[Observer] = (),
         checked_steps: int = 0,
+        timeline: Path | None = None,
     ):
         self.cluster = cluster
         self._copies = Copies()
@@ -67,6 +70,8 @@ class Compiler:
         self.served = Served(cluster, self._key, resources.server_devices)
         """The variables that live on servers."""
         self.memories = Memories()
+        key = f"{name}/timeline"
+        self._timeline = Timeline(timeline, cluster, key=key, pause=self.served.pause) if timeline else None
 
     def strategy(self, item: GraphItem) -> Strategy:
         """The strategy that the chief builds for `item`, on every worker.
@@ -135,6 +140,7 @@ class Compiler:
             messages,
             launches=program.launches,
             timeout=strategy.timeout_seconds,
+            timeline=self._timeline,
         )
         if messages is not None and program.pace.is_together:
             weakref.finalize(step, messages.close)
@@ -226,6 +232,8 @@ class Compiler:
 
     def close(self) -> None:
         """Let go of what is kept about the user's variables, and end what serves them."""
+        if self._timeline is not None:
+            self._timeline.close()
         self.served.close()
         self._copies.clear()
         self._broadcast.clear()

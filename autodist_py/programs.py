@@ -15,6 +15,7 @@ from autodist_py.runtime.homes import Homes
 from autodist_py.runtime.input_check import SAME_DATA_ADVICE, InputCheck
 from autodist_py.runtime.parameter_server import Messages
 from autodist_py.served import ServedCopies
+from autodist_py.timeline import Timeline
 
 
 class StepProgram:
@@ -30,6 +31,7 @@ class StepProgram:
         *,
         launches: Sequence[Launch] = (),
         timeout: float = 0.0,
+        timeline: Timeline | None = None,
     ):
         """A program whose collectives are `launches`, in their order, in which a step waits so long for others."""
         self._executor = executor
@@ -37,6 +39,7 @@ class StepProgram:
         self._messages = messages
         self._cluster = cluster
         self._check_inputs = check_inputs
+        self._timeline = timeline
         self._waits = {op: launch.what for launch in launches for op in launch.ops}
         whats = sorted((launch.what for launch in launches), key=lambda what: "gradients" not in what)
         self._limit = (timeout, whats[0]) if whats else (0.0, "")
@@ -56,6 +59,8 @@ class StepProgram:
         self._cluster.step += 1
         self._check_inputs(feeds)
         self._copies.before_step()
+        if self._timeline is not None:
+            self._timeline.before_step()
         try:
             results = self._executor.run(feeds)
         except tf.errors.OpError as error:
@@ -73,6 +78,8 @@ class StepProgram:
                 raise
             raise data_error from error
         self._copies.after_step()
+        if self._timeline is not None:
+            self._timeline.after_step(self._waits)
         return results
 
     def _say_where(self, failure: WorkerFailedError, error: tf.errors.OpError) -> None:

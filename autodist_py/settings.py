@@ -28,6 +28,7 @@ LAUNCH_VARIABLE = "AUTODIST_LAUNCH"
 CHECKED_STEPS_VARIABLE = "AUTODIST_CHECKED_STEPS"
 SEED_VARIABLE = "AUTODIST_SEED"
 STRATEGY_VARIABLE = "AUTODIST_STRATEGY"
+TIMELINE_VARIABLE = "AUTODIST_TIMELINE"
 PLAN_DIR_VARIABLE = "AUTODIST_PLAN_DIR"
 RECORD_DIR_VARIABLE = "AUTODIST_RECORD_DIR"
 RECORD_STEPS_VARIABLE = "AUTODIST_RECORD_STEPS"
@@ -66,6 +67,7 @@ class Settings:
     `seed` is that of random numbers where the script gives none.
     `strategy` is the strategy builder, whatever the script says.
     `plan_dir` is where the plan of the first program that trains is written; the script ends then.
+    `timeline` is the file for the trace of a few steps.
     `record_dir` is where the values of the first `record_steps` training steps of a `recorded_run` are written; the
     script ends then.
     `lost_workers` is whether a run ends or continues when a worker fails that the others can do without: where workers
@@ -94,6 +96,7 @@ class Settings:
     recorded_run: str = "compiled"
     ssh_config: Path | None = None
     launch: str = "auto"
+    timeline: Path | None = None
 
     def __post_init__(self) -> None:
         if (self.rank is None) != (self.coordinator is None):
@@ -131,6 +134,7 @@ class Settings:
             coordinator_port=_integer(given, COORDINATOR_PORT_VARIABLE, 0, most=65535) or 0,
             server_port=_integer(given, SERVER_PORT_VARIABLE, 0, most=65535) or 0,
             ssh_config=_path(given, SSH_CONFIG_VARIABLE),
+            timeline=_path(given, TIMELINE_VARIABLE),
             launch=_choice(given, LAUNCH_VARIABLE, LAUNCH, defaults.launch),
             checked_steps=_integer(given, CHECKED_STEPS_VARIABLE, defaults.checked_steps, most=2**31 - 1) or 0,
             seed=_integer(given, SEED_VARIABLE, None, most=2**31 - 1),

@@ -4,7 +4,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.client import pywrap_tf_session as c_api
@@ -14,6 +14,27 @@ from tensorflow.python.eager import context, record
 from tensorflow.python.framework import c_api_util, importer
 from tensorflow.python.framework import func_graph as func_graph_module
 from tensorflow.python.ops import resource_variable_ops as variable_ops
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+
+class ProfiledEvent(NamedTuple):
+    """What a thread did, from when on, and for how long, in microseconds."""
+
+    name: str
+    thread: int
+    start_us: float
+    duration_us: float
+
+
+def profiled(space: bytes) -> Iterator[ProfiledEvent]:
+    """The events in what TensorFlow's profiler has written (XSpace)."""
+    for plane in xplane_pb2.XSpace.FromString(space).planes:
+        for line in plane.lines:
+            for event in line.events:
+                start = line.timestamp_ns / 1e3 + event.offset_ps / 1e6
+                name = plane.event_metadata[event.metadata_id].name
+                yield ProfiledEvent(name, line.id, start, event.duration_ps / 1e6)
+
 
 SessionInterface: type = session.SessionInterface
 """What `tf.compat.v1.train.Saver` takes for a session."""

@@ -1,0 +1,120 @@
+"""A few steps as they ran on all workers, op by op, in Chrome's trace format: what overlaps what is seen there."""
+
+import json
+import logging
+import re
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from autodist_py import tf_adapter
+from autodist_py.proto.errors import AutoDistError
+from autodist_py.runtime.cluster import Cluster
+
+_log = logging.getLogger(__name__)
+
+FIRST_STEP = 3
+"""The steps before have more to do: they make programs, and buffers."""
+STEPS = 3
+
+_OP = re.compile(r"([A-Za-z0-9.][^:]*):(_?[A-Z]\w*)")
+"""What an op's event is called: its name and type. Others are of TensorFlow's own parts, as `Part::does`."""
+
+
+class Timeline:
+    """Traces the steps from `FIRST_STEP` on of this process, with TensorFlow's profiler; the chief writes the file.
+
+    In the file a process is a worker, with its threads; an event is an op, or a collective by the words for what it
+    combines. Times are of each worker's own clock.
+    """
+
+    def __init__(self, path: Path, cluster: Cluster, *, key: str, pause: Callable[[], None]):
+        """Nothing is traced yet.
+
+        Args:
+            path: the file to write.
+            cluster: the workers; each makes a Timeline.
+            key: for what they tell the chief.
+            pause: is called before this worker waits for all others.
+        """
+        self._path, self._cluster, self._key, self._pause = path, cluster, key, pause
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def before_step(self) -> None:
+        """The next step begins."""
+        if self._cluster.step == FIRST_STEP:
+            self._folder = tempfile.TemporaryDirectory(prefix="autodist-timeline-")
+            tf.profiler.experimental.start(self._folder.name)
+
+    def after_step(self, collectives: Mapping[str, str]) -> None:
+        """A step has ended, whose collectives are these: ops, and what they combine."""
+        if self._folder is None or self._cluster.step < FIRST_STEP + STEPS - 1:
+            return
+        tf.profiler.experimental.stop()
+        events = list(_events(Path(self._folder.name), collectives))
+        self._folder.cleanup()
+        self._folder = None
+        self._pause()
+        everyone = self._cluster.compare(self._key, zlib.compress(json.dumps(events).encode()))
+        if self._cluster.is_chief:
+            parts = {rank: json.loads(zlib.decompress(value)) for rank, value in everyone.items()}
+            self._path.write_text(json.dumps({"traceEvents": list(_merged(parts)), "displayTimeUnit": "ms"}))
+            _log.info("the timeline of steps %d to %d is in %s", FIRST_STEP, self._cluster.step, self._path)
+
+    def close(self) -> None:
+        """The run ends; say so if it had too few steps."""
+        if self._folder is not None:
+            tf.profiler.experimental.stop()
+            self._folder.cleanup()
+            self._folder = None
+        if self._cluster.is_chief and self._cluster.step < FIRST_STEP + STEPS - 1:
+            _log.warning(
+                "there is no timeline in %s: it is of the steps %d to %d, and the run had %d. Train for more",
+                self._path,
+                FIRST_STEP,
+                FIRST_STEP + STEPS - 1,
+                self._cluster.step,
+            )
+
+
+def _events(folder: Path, collectives: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """The ops that the profiler has seen, as complete events with a thread's number; times in microseconds.
+
+    Raises:
+        AutoDistError: it has written nothing.
+    """
+    found = sorted(folder.rglob("*.xplane.pb"))
+    if not found:
+        raise AutoDistError(
+            f"TensorFlow's profiler has written nothing to {folder}; another profiler may be running in this process, "
+            "such as a TensorBoard callback with profile_batch. Leave one of the two out"
+        )
+    for event in tf_adapter.profiled(found[0].read_bytes()):
+        match = _OP.fullmatch(event.name)
+        if match is None:
+            continue
+        op, kind = match.groups()
+        what = collectives.get(op)
+        yield {
+            "ph": "X",
+            "name": what or kind,
+            "cat": "op" if what is None else "collective",
+            "tid": event.thread,
+            "ts": event.start_us,
+            "dur": event.duration_us,
+            "args": {"op": op, "type": kind},
+        }
+
+
+def _merged(parts: Mapping[int, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """The workers' events, each worker a process, with its threads numbered in the order of their first events."""
+    for rank, events in sorted(parts.items()):
+        yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"worker {rank}"}}
+        threads: dict[int, int] = {}
+        for event in sorted(events, key=lambda event: float(event["ts"])):
+            number = threads.setdefault(event["tid"], len(threads))
+            yield {**event, "pid": rank, "tid": number}

@@ -1,0 +1,89 @@
+"""The timeline of a run: what the workers did in a few steps, and what of it at the same time."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autodist_py.timeline import FIRST_STEP, STEPS
+from tests.test_plan import AUTODIST, ROOT
+
+SCRIPT = """
+import sys
+import numpy as np
+from autodist_py import AutoDist
+autodist = AutoDist(strategy_builder="AllReduce")
+import tensorflow as tf
+
+layers = [tf.Variable(np.full([700, 700], 0.01, np.float32), name=f"layer_{number}") for number in range(6)]
+
+@autodist.function
+def step(x):
+    with tf.GradientTape() as tape:
+        for layer in layers:
+            x = tf.nn.relu(x @ layer)
+        loss = tf.reduce_mean(x)
+    for layer, gradient in zip(layers, tape.gradient(loss, layers)):
+        layer.assign_sub(0.1 * gradient)
+    return loss
+
+for number in range(int(sys.argv[1])):
+    step(np.ones([600, 700], np.float32))
+autodist.close()
+"""
+
+
+def run(folder: Path, workers: int, steps: int) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(SCRIPT)
+    command = [*AUTODIST, "run", "--local", str(workers), "--timeline", "trace.json", "train.py", str(steps)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended
+
+
+@pytest.fixture(scope="module")
+def events(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("timeline")
+    run(folder, workers=2, steps=8)
+    events: list[dict[str, Any]] = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    return events
+
+
+def ops(events: list[dict[str, Any]], worker: int, category: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["pid"] == worker and event.get("cat") == category]
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_each_collective_of_each_step_is_there_by_what_it_combines(events: list[dict[str, Any]], worker: int) -> None:
+    seen = [event["name"] for event in ops(events, worker, "collective") if "gradients" in event["name"]]
+    wanted = [f"dense gradients of layer_{number}" for number in reversed(range(6))] * STEPS
+    assert sorted(seen) == sorted(wanted)  # 2 MB each: a buffer.
+    updates = [event for event in ops(events, worker, "op") if event["args"]["type"] == "AssignSubVariableOp"]
+    assert len(updates) == 6 * STEPS
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_collectives_run_while_back_propagation_does(events: list[dict[str, Any]], worker: int) -> None:
+    products = [event for event in ops(events, worker, "op") if event["args"]["type"].endswith("MatMul")]
+    assert len(products) >= STEPS * (6 + 6 + 5)
+    collectives = [event for event in ops(events, worker, "collective") if "layer_5" in event["name"]]
+    together = [
+        (one, other)
+        for one in collectives
+        for other in products
+        if one["ts"] < other["ts"] + other["dur"] and other["ts"] < one["ts"] + one["dur"]
+    ]
+    assert together, "the last layer's gradient is reduced while the other layers' are computed"
+
+
+def test_a_run_that_is_too_short_says_why_it_has_no_timeline(tmp_path: Path) -> None:
+    ended = run(tmp_path, workers=1, steps=FIRST_STEP)
+    said = f"it is of the steps {FIRST_STEP} to {FIRST_STEP + STEPS - 1}, and the run had {FIRST_STEP}"
+    assert said in ended.stdout + ended.stderr
+    assert not (tmp_path / "trace.json").exists()

@@ -1,5 +1,7 @@
 """Synchronize: which gradients are reduced together, and that what is reduced is what one device has."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -189,7 +191,6 @@ def strategy_with(synchronizer):
             AllReduceSynchronizer("NCCL"),
             "gradients of v0: .* needs NCCL, which runs on GPUs only, not on /device:CPU:0.*; use .*'RING'",
         ),
-        (AllReduceSynchronizer("HOROVOD"), "variable 'v0': all_reduce_spec 'HOROVOD' is not available; use AUTO"),
     ],
 )
 def test_what_cannot_run_is_refused_with_the_variable_and_the_pass(synchronizer, message):
@@ -207,3 +208,33 @@ def test_a_compressor_of_a_server_is_refused_with_the_variable_and_the_pass():
         programs.after("serve", programs.two_stages(), programs.place(2), strategy)
     before = "look-up, partition, replicate, refresh, read-data, split-batch, combine, synchronize"
     assert raised.value.__notes__ == [f"in pass 'serve', after {before}"]
+
+
+NO_COPY = {"Const", "Reshape", "Cast", "DivNoNan"}
+"""Ops that make nothing as large as a gradient: reshaping shares memory, and what else there is are weights."""
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_pack", "where", "golden"),
+    [
+        # One buffer: three gradients are laid into it, weighted in it, reduced, and are parts of it afterwards.
+        (0, (1, 1), {"ConcatV2": 1, "MulNoNan": 1, "CollectiveReduceV2": 1, "SplitV": 1}),
+        # A buffer each: nothing is laid together, and nothing taken apart.
+        (1 << 7, (1, 1), {"MulNoNan": 3, "CollectiveReduceV2": 3}),
+        # Each in two pieces, which are parts of the gradient before, and are joined afterwards.
+        (1 << 6, (1, 1), {"MulNoNan": 3, "SplitV": 3, "CollectiveReduceV2": 6, "ConcatV2": 3}),
+        # Two replicas on a worker are added up once, and the second is given a copy on its device.
+        (
+            0,
+            (2, 1),
+            {"ConcatV2": 2, "MulNoNan": 2, "AddN": 1, "CollectiveReduceV2": 1, "Identity": 1, "SplitV": 2},
+        ),
+    ],
+)
+def test_a_buffer_is_copied_no_more_than_it_must_be(bytes_per_pack, where, golden):
+    item = three_layers(side=4)
+    synchronizer = AllReduceSynchronizer(bytes_per_pack=bytes_per_pack)
+    strategy = Strategy(tuple(Node(one.name, synchronizer) for one in item.trainable_variables), ("127.0.0.1:CPU:0",))
+    program = programs.after("synchronize", item, programs.place(*where), strategy)
+    made = [node.op for name, node in program.graph.nodes.items() if name.startswith("AutoDist/AllReduce/")]
+    assert Counter(op for op in made if op not in NO_COPY) == golden

@@ -132,6 +132,39 @@ def test_a_silent_worker_ends_the_run(monkeypatch):
     assert coordinator.cause == "worker 1 (127.0.0.2) stopped answering before its first step: no heartbeat for 0.3 s"
 
 
+@pytest.mark.parametrize("behind", [0, 1])
+def test_others_are_kept_waiting_no_longer_than_the_limit(monkeypatch, behind):
+    monkeypatch.setattr(coordinator_module, "HEARTBEAT_SECONDS", 0.05)
+    coordinator = joined(heartbeat_timeout=60.0)
+    coordinator.limit_waits(0.5, "dense gradients of w")
+    begun = time.monotonic()
+    while coordinator.cause is None and time.monotonic() < begun + 5:
+        for rank in (0, 1):  # Both live; one does not come to the next step.
+            coordinator.heartbeat(rank, 7 if rank == behind else 8)
+        coordinator.check_heartbeats()
+
+    assert 0.5 < time.monotonic() - begun < 2.0
+    assert coordinator.cause == (
+        f"worker {behind} (127.0.0.{behind + 1}) kept others waiting at step 7: 0.5 s (timeout_seconds) after the "
+        f"first it has not begun step 8; they cannot go on with dense gradients of w without worker {behind} "
+        f"(127.0.0.{behind + 1})"
+    )
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.5])
+def test_who_waits_for_nobody_may_take_as_long_as_it_likes(monkeypatch, limit):
+    monkeypatch.setattr(coordinator_module, "HEARTBEAT_SECONDS", 0.05)
+    coordinator = joined(heartbeat_timeout=60.0)
+    coordinator.limit_waits(limit, "dense gradients of w")
+    begun = time.monotonic()
+    while time.monotonic() < begun + 1.0:
+        for rank in (0, 1):
+            coordinator.heartbeat(rank, 7 if rank == 0 and not limit else 8)
+        coordinator.check_heartbeats()
+
+    assert coordinator.cause is None
+
+
 def test_a_chief_that_stood_still_itself_blames_nobody():
     coordinator = joined(heartbeat_timeout=2.0)
     for rank in (0, 1):

@@ -78,6 +78,8 @@ def run(
     to the chief, which has 15 s to end. The exit code is the chief's, 128 + n if signal n ended it.
     """
     _require_one_of_local_and_spec(workers, spec, cpus)
+    if timeline is not None and not timeline.absolute().parent.is_dir():
+        raise click.UsageError(f"--timeline is a file in a folder that exists; got {timeline}")
     with _spec_file(workers, spec, cpus) as spec_file:
         output, errors = screens()
         environment = _chief_environment(spec_file, output.console, strategy)

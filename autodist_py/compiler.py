@@ -124,6 +124,8 @@ class Compiler:
         fed = [source.name for source in item.inputs if source.kind == "feed"]
         checked_steps = self._checked_steps if program.pace.is_together else 0
         check = InputCheck(self.cluster, self._key("inputs"), fed, steps=checked_steps)
+        if self._timeline is not None and not program.pace.is_together and self.cluster.is_chief:
+            _log.warning("%s: a timeline is of steps that workers take together; there is none of this program", name)
         if strategy.replaced and self.cluster.is_chief:
             _log.warning("%s: %s", name, strategy.replaced)
         for variable, reason in program.left_whole.items() if self.cluster.is_chief else ():
@@ -140,7 +142,7 @@ class Compiler:
             messages,
             launches=program.launches,
             timeout=strategy.timeout_seconds,
-            timeline=self._timeline,
+            timeline=self._timeline if program.pace.is_together else None,
         )
         if messages is not None and program.pace.is_together:
             weakref.finalize(step, messages.close)

@@ -211,9 +211,8 @@ def _rows_carried(part: "Part", compressor: Compressor) -> float:
     """How many bytes travel of each one of the rows of a sparse gradient."""
     if not isinstance(compressor, HorovodCompressor) or part.item <= _HALF_BYTES:
         return 1.0
-    width = part.variable.shape[-1] if len(part.variable.shape) > 1 else 1
-    is_padded = compressor.dtype == "bfloat16" and width % 2 == 1  # Two are carried as one number.
-    return _HALF_BYTES / part.item * ((width + 1) / width if is_padded else 1.0)
+    width = math.prod(part.variable.shape[1:])
+    return _HALF_BYTES / part.item * ((width + width % 2) / width if width else 1.0)  # Two are carried as one number.
 
 
 def _total(links: dict[Link, Traffic], *, source: int | None = None, target: int | None = None) -> Traffic:

@@ -95,7 +95,9 @@ class Served:
             StrategyError: one of them lives on another server already, or is cut in another way.
         """
         if not program.pace.is_together:
-            self._cluster.step_apart(set(range(self._cluster.num_workers)) - set(program.held.values()))
+            remembered = {memory.part(rank) for memory in program.memories for rank in range(self._cluster.num_workers)}
+            servers = {rank for name, rank in program.held.items() if name not in remembered}
+            self._cluster.step_apart(set(range(self._cluster.num_workers)) - servers)
         elif self.are_apart:
             self._cluster.step_apart(())  # Collectives need everybody.
         if program.held and self.homes.values is None:

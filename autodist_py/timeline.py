@@ -12,7 +12,6 @@ from typing import Any
 import tensorflow as tf
 
 from autodist_py import tf_adapter
-from autodist_py.proto.errors import AutoDistError
 from autodist_py.runtime.cluster import Cluster
 
 _log = logging.getLogger(__name__)
@@ -43,35 +42,54 @@ class Timeline:
         """
         self._path, self._cluster, self._key, self._pause = path, cluster, key, pause
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._is_done = False
 
     def before_step(self) -> None:
         """The next step begins."""
-        if self._cluster.step == FIRST_STEP:
-            self._folder = tempfile.TemporaryDirectory(prefix="autodist-timeline-")
-            tf.profiler.experimental.start(self._folder.name)
+        if self._cluster.step != FIRST_STEP:
+            return
+        folder = tempfile.TemporaryDirectory(prefix="autodist-timeline-")
+        try:
+            tf.profiler.experimental.start(folder.name)
+        except tf.errors.AlreadyExistsError:
+            folder.cleanup()
+            _log.warning(
+                "there is no timeline of this worker: another profiler runs in its process, such as TensorBoard's with "
+                "profile_batch. Leave one of the two out"
+            )
+            return
+        self._folder = folder
 
     def after_step(self, collectives: Mapping[str, str]) -> None:
         """A step has ended, whose collectives are these: ops, and what they combine."""
-        if self._folder is None or self._cluster.step < FIRST_STEP + STEPS - 1:
+        if self._cluster.step != FIRST_STEP + STEPS - 1:
             return
-        tf.profiler.experimental.stop()
-        events = list(_events(Path(self._folder.name), collectives))
-        self._folder.cleanup()
-        self._folder = None
+        events = self._stopped(collectives)
         self._pause()
         everyone = self._cluster.compare(self._key, zlib.compress(json.dumps(events).encode()))
+        self._is_done = True
         if self._cluster.is_chief:
             parts = {rank: json.loads(zlib.decompress(value)) for rank, value in everyone.items()}
             self._path.write_text(json.dumps({"traceEvents": list(_merged(parts)), "displayTimeUnit": "ms"}))
             _log.info("the timeline of steps %d to %d is in %s", FIRST_STEP, self._cluster.step, self._path)
 
+    def _stopped(self, collectives: Mapping[str, str]) -> list[dict[str, Any]]:
+        """What has been traced; nothing is any more."""
+        if self._folder is None:
+            return []
+        folder, self._folder = self._folder, None
+        try:
+            tf.profiler.experimental.stop()
+        except tf.errors.UnavailableError:
+            _log.warning("there is no timeline of this worker: another ended the profiler of its process")
+        events = list(_events(Path(folder.name), collectives))
+        folder.cleanup()
+        return events
+
     def close(self) -> None:
         """The run ends; say so if it had too few steps."""
-        if self._folder is not None:
-            tf.profiler.experimental.stop()
-            self._folder.cleanup()
-            self._folder = None
-        if self._cluster.is_chief and self._cluster.step < FIRST_STEP + STEPS - 1:
+        self._stopped({})
+        if self._cluster.is_chief and not self._is_done and self._cluster.step < FIRST_STEP + STEPS:
             _log.warning(
                 "there is no timeline in %s: it is of the steps %d to %d, and the run had %d. Train for more",
                 self._path,
@@ -82,18 +100,13 @@ class Timeline:
 
 
 def _events(folder: Path, collectives: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """The ops that the profiler has seen, as complete events with a thread's number; times in microseconds.
+    """The ops that the profiler has seen, as complete events with a thread's number; times in microseconds."""
+    for found in sorted(folder.rglob("*.xplane.pb")):
+        yield from _events_of(found.read_bytes(), collectives)
 
-    Raises:
-        AutoDistError: it has written nothing.
-    """
-    found = sorted(folder.rglob("*.xplane.pb"))
-    if not found:
-        raise AutoDistError(
-            f"TensorFlow's profiler has written nothing to {folder}; another profiler may be running in this process, "
-            "such as a TensorBoard callback with profile_batch. Leave one of the two out"
-        )
-    for event in tf_adapter.profiled(found[0].read_bytes()):
+
+def _events_of(space: bytes, collectives: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    for event in tf_adapter.profiled(space):
         match = _OP.fullmatch(event.name)
         if match is None:
             continue

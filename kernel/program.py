@@ -196,6 +196,7 @@ class Program:
         fetches: for each of the item's outputs, the tensor that now stands for it.
         run_ops: ops to run each step beside the fetches.
         shards: the variables that are cut.
+        part_of: for each part of a variable, or of its gradient alone, the captured variable.
         left_whole: those that were to be cut and cannot be, with the reasons.
         shared: ops of the captured graph that stand once per worker, not once per replica.
         batch: how examples are spread over replicas; None while, or where, nothing is split.
@@ -218,6 +219,7 @@ class Program:
     fetches: tuple[str, ...]
     run_ops: tuple[str, ...]
     shards: tuple[Shards, ...] = ()
+    part_of: Mapping[str, str] = field(default_factory=dict)
     left_whole: Mapping[str, str] = field(default_factory=dict)
     shared: frozenset[str] = frozenset()
     batch: Batch | None = None

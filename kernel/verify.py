@@ -17,6 +17,7 @@ Once the pass that brings it about has run:
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import networkx as nx
@@ -144,6 +145,9 @@ def _check_writers(program: Program, changed: Iterable[tf.compat.v1.NodeDef]) ->
     new = [node for node in changed if captured_name(node.name) not in captured.nodes]
     assigned: dict[str, str] = {}
     memories = {memory.op for memory in program.memories}
+    repeated = [name for name, count in Counter(memory.name for memory in program.memories).items() if count > 1]
+    if repeated:
+        raise InvalidGraphError(f"memory '{repeated[0]}' has several ops that read and write it")
     remembered: set[str] = set()
     for node in new:
         if node.op in READS_VARIABLE or node.op in PASSES_HANDLE:

@@ -104,7 +104,7 @@ class PowerSGDCompressor:
     T. Vogels, S. P. Karimireddy, M. Jaggi: PowerSGD, NeurIPS 2019, algorithms 1 and 2: one power iteration a step that
     begins with the last one's factor, orthogonalized, and error feedback from the approximation of the sum. A gradient
     of more than two axes is taken for a matrix of its last axis by all others. One of fewer, and one of which the
-    factors would have no fewer bytes, travels as it is.
+    factors would have no fewer bytes, travels uncompressed; numbers of half precision as float32.
 
     Attributes:
         rank: the width of the factors.
@@ -136,7 +136,7 @@ class PowerSGDCompressor:
         """See Compressor."""
         factors = self.factors(shape, item)
         if factors is None:
-            return math.prod(shape) * item
+            return math.prod(shape) * max(item, _SINGLE_BYTES)
         rows, columns, rank = factors
         return rank * (rows + columns) * max(item, _SINGLE_BYTES)
 
@@ -171,6 +171,8 @@ class TopKCompressor:
             raise StrategyError(f"ratio of TopKCompressor is more than 0 and at most 1; got {self.ratio!r}")
         if isinstance(self.momentum, bool) or not isinstance(self.momentum, int | float) or not 0 <= self.momentum < 1:
             raise StrategyError(f"momentum of TopKCompressor is at least 0 and less than 1; got {self.momentum!r}")
+        object.__setattr__(self, "ratio", float(self.ratio))
+        object.__setattr__(self, "momentum", float(self.momentum))
 
     def kept(self, elements: int) -> int:
         """How many of so many numbers travel."""
@@ -210,7 +212,7 @@ class Int8Compressor:
     def wire_bytes(self, shape: tuple[int, ...], item: int) -> int:
         """See Compressor."""
         elements = math.prod(shape)
-        return elements + _SINGLE_BYTES * -(-elements // self.block)
+        return elements + -elements % _SINGLE_BYTES + _SINGLE_BYTES * -(-elements // self.block)
 
 
 COMPRESSORS: Mapping[str, type[Compressor]] = {

@@ -63,12 +63,16 @@ class ExchangeReply(_message.Message):
     def __init__(self, values: _Optional[_Mapping[int, bytes]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("rank", "step")
+    __slots__ = ("rank", "step", "limit_seconds", "waits_in")
     RANK_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_IN_FIELD_NUMBER: _ClassVar[int]
     rank: int
     step: int
-    def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    limit_seconds: float
+    waits_in: str
+    def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., limit_seconds: _Optional[float] = ..., waits_in: _Optional[str] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("cause", "finished", "lost")

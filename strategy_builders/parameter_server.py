@@ -37,7 +37,14 @@ class Serving:
     def __post_init__(self) -> None:
         name = type(self).__name__
         check_parameters(name, self.sync, self.staleness, self.replicas_to_aggregate)
-        if compressor_of(self.compressor, f"compressor of {name}").sums_first:
+        compressor = compressor_of(self.compressor, f"compressor of {name}")
+        if compressor.gives_up and self.replicas_to_aggregate is not None:
+            raise StrategyError(
+                "late gradients are dropped under replicas_to_aggregate, with what a compressor held back for them; "
+                f"{name} got replicas_to_aggregate={self.replicas_to_aggregate}, compressor={self.compressor!r}. Leave "
+                "one of the two out"
+            )
+        if compressor.sums_first:
             raise StrategyError(
                 f"a server is sent each worker's gradient by itself; {name} got compressor={self.compressor!r}, which "
                 "needs a sum over workers before. Use another one, or AllReduce"

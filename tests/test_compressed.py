@@ -13,6 +13,7 @@ from autodist_py import AutoDist
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import StrategyBuilder
 from autodist_py.strategy_builders.parameter_server import PS, PSLoadBalancing, Serving
+from autodist_py.strategy_builders.partitioned import PartitionedAR, PartitionedPS, RandomAxisPartitionAR
 from tests.cluster_pool import TWO_WORKERS, UNEVEN_WORKERS, Cluster
 from tests.cluster_pool import same_on_all_workers as same
 from tests.compressor_models import MODELS, halved, model_of
@@ -138,6 +139,64 @@ def test_steps_are_those_of_the_model(cluster: Cluster, compressor: str, spec: s
 def test_steps_on_servers_are_those_of_the_model(cluster: Cluster, compressor: str) -> None:
     builder = PSLoadBalancing(compressor=compressor)
     same(cluster.run(by_model, builder=builder, compressor=compressor, steps=4, replicas=cluster.shape.replicas))
+
+
+@pytest.mark.parametrize("cluster", [TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
+@pytest.mark.parametrize("compressor", ["HorovodCompressorEF", "TopKCompressor(ratio=0.1)"])
+@pytest.mark.parametrize("builder", [PartitionedAR, RandomAxisPartitionAR, PartitionedPS])
+def test_parts_of_gradients_are_compressed_each_by_itself(
+    cluster: Cluster, builder: type[PartitionedAR], compressor: str
+) -> None:
+    cut = builder(compressor=compressor, min_shard_bytes=1)
+    cluster.run(keeps_all, builder=cut, compressor=compressor)
+
+
+def keeps_all(builder: StrategyBuilder, compressor: str) -> None:
+    """What has been applied, and what workers hold, is all of the gradients."""
+    autodist, weights, step = make(builder)
+    data = batches(3)
+    with autodist:
+        for batch in data:
+            step(**batch)
+        held = {variable.name: variable.numpy() for variable in autodist.compressor_state.variables}
+        for name in SHAPES:
+            wanted = sum(batch[f"of_{name}"].mean(axis=0) for batch in data)
+            missing = sum(np.abs(value.sum(axis=0)).sum() for key, value in held.items() if key.startswith(name))
+            assert sum(key.startswith(name) for key in held) == 2, "one for each of two parts"
+            assert 0 < np.abs(weights[name].numpy() + wanted).sum() <= missing * 1.01 + 1e-2 * ("Horovod" in compressor)
+        autodist.sync()
+
+
+def twice(builder: StrategyBuilder) -> None:
+    """Two gradients of one variable in a step: each has a memory of its own."""
+    with AutoDist(strategy_builder=builder) as autodist:
+        weight = tf.Variable(np.zeros(8), name="weight")
+
+        @autodist.function
+        def step(x: tf.Tensor, y: tf.Tensor) -> None:
+            gradients = []
+            for one in (x, y):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(tf.linalg.matvec(one, weight))
+                gradients.append(tape.gradient(loss, weight))
+            for gradient in gradients:
+                weight.assign_sub(gradient)
+
+        rng = np.random.default_rng(4)
+        data = [(rng.normal(size=(4, 8)), 100 * rng.normal(size=(4, 8))) for _ in range(5)]
+        for x, y in data:
+            step(x, y)
+        held = [variable.numpy().sum(axis=0) for variable in autodist.compressor_state.variables]
+        assert len(held) == 2
+        wanted = sum(x.mean(axis=0) + y.mean(axis=0) for x, y in data)
+        np.testing.assert_allclose(weight.numpy(), sum(held) - wanted, rtol=1e-9, atol=1e-9)
+        autodist.sync()
+
+
+@pytest.mark.parametrize("cluster", [TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
+@pytest.mark.parametrize("builder", [AllReduce, PS])
+def test_two_gradients_of_one_variable_are_kept_apart(cluster: Cluster, builder: type[AllReduce]) -> None:
+    cluster.run(twice, builder=builder(compressor="TopKCompressor(ratio=0.25)"))
 
 
 def train_apart(compressor: str) -> None:

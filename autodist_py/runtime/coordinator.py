@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
 
@@ -44,6 +44,16 @@ class Pulse:
     lost: tuple[int, ...] = ()
 
 
+class Limit(NamedTuple):
+    """How long a step may wait for a worker that has not begun it, and what it waits for; 0: no limit."""
+
+    seconds: float
+    what: str
+
+
+NO_LIMIT = Limit(0.0, "")
+
+
 class CoordinatorCalls(Protocol):
     """What a worker may ask of the coordinator: in the chief directly, elsewhere by a client.
 
@@ -61,8 +71,8 @@ class CoordinatorCalls(Protocol):
         """Values by rank: all of them (`everyone`), or the chief's only. The n-th calls with a key belong together."""
         ...
 
-    def heartbeat(self, rank: int, step: int) -> Pulse:
-        """Reports that the worker is alive; returns after a while, or at once when the run has failed."""
+    def heartbeat(self, rank: int, step: int, limit: Limit = NO_LIMIT) -> Pulse:
+        """Reports that the worker lives, and its step's limit; returns in a while, or when the run has failed."""
         ...
 
     def abort(self, rank: int, event: str, *, detail: str, step: int) -> str:
@@ -116,9 +126,8 @@ class Coordinator:
         self._released: dict[int, str] = {}
         self._rounds: dict[str, deque[_Round]] = {}
         self._checked = time.monotonic()
-        self._reached = (0, self._checked)
-        """The highest step that a worker has begun, and when that was known."""
-        self._limit = (0.0, "")
+        self._reached = (0, self._checked, NO_LIMIT)
+        """The highest step that a worker has begun, when that was known, and its limit."""
 
     # -- What workers ask ---------------------------------------------------------------------------------------------
 
@@ -173,13 +182,13 @@ class Coordinator:
                 )
             return self._answer(rank, key, current, needed)
 
-    def heartbeat(self, rank: int, step: int) -> Pulse:
+    def heartbeat(self, rank: int, step: int, limit: Limit = NO_LIMIT) -> Pulse:
         """See CoordinatorCalls. Heartbeats of a worker that goes on while another has left may end the run."""
         with self._changed:
             self._seen[rank] = time.monotonic()
             self._steps[rank] = step
             if step > self._reached[0]:
-                self._reached = (step, time.monotonic())
+                self._reached = (step, time.monotonic(), limit)
             ended = {other: self._steps[other] for other in self._left} | self._leaving()
             behind = [other for other, last in ended.items() if step > last]
             if behind and self._cause is None and self._expendable is None:
@@ -209,10 +218,6 @@ class Coordinator:
         with self._changed:
             allowed = set(expendable) - {_CHIEF}
             self._expendable = allowed if self._expendable is None else self._expendable & allowed
-
-    def limit_waits(self, seconds: float, what: str) -> None:
-        """A step may wait so long for a worker that has not begun it; `what` says what for. 0: as long as it lives."""
-        self._limit = (seconds, what)
 
     # -- What the chief's own threads report --------------------------------------------------------------------------
 
@@ -251,27 +256,30 @@ class Coordinator:
             late = now - self._checked - HEARTBEAT_SECONDS
             if late > 0:  # This machine is busy, or stood still: what others sent meanwhile may be unread.
                 self._seen = {rank: min(now, seen + late) for rank, seen in self._seen.items()}
+                step, since, limit = self._reached
+                self._reached = (step, since + late, limit)
             self._checked = now
             if self._all_left:
                 return []
             others = self._seen.keys() - self._released.keys() - self._lost - {_CHIEF}
-            self._check_waits(now)
+            self._check_waits()
             silent = sorted(rank for rank in others if now - self._seen[rank] > self._heartbeat_timeout)
             for rank in silent:
                 self._fail(rank, "stopped answering", f"no heartbeat for {self._heartbeat_timeout:g} s")
             return silent
 
-    def _check_waits(self, now: float) -> None:
-        step, since = self._reached
-        seconds, what = self._limit
+    def _check_waits(self) -> None:
+        """End the run for a worker that has said, when the limit was over, that it has not begun the step yet."""
+        step, since, (seconds, what) = self._reached
         missing = self._seen.keys() - self._lost - self._left - self._released.keys()
-        behind = sorted(rank for rank in missing if self._steps.get(rank, 0) < step)
-        if seconds and behind and now - since > seconds and self._expendable is None:
+        behind = [rank for rank in missing if self._steps.get(rank, 0) < step and self._seen[rank] - since > seconds]
+        if seconds and behind and self._expendable is None:
+            rank = min(behind)
             self._fail(
-                behind[0],
+                rank,
                 "kept others waiting",
                 f"{seconds:g} s (timeout_seconds) after the first it has not begun step {step}; they cannot go on with "
-                f"{what} without {self._names(behind)}",
+                f"{what} without {self._names([rank])}",
             )
 
     # -- Under the lock -----------------------------------------------------------------------------------------------

@@ -9,7 +9,14 @@ import tensorflow as tf
 from autodist_py import tf_adapter
 from autodist_py.kernel.memory import Memory
 from autodist_py.kernel.names import unique_names
+from autodist_py.proto.errors import StrategyError
 from autodist_py.runtime.kept import Kept
+
+
+def _forget(memories: "weakref.ref[Memories]", name: str) -> None:
+    kept = memories()
+    if kept is not None:
+        delattr(kept, name)
 
 
 class Memories(tf.Module):
@@ -37,7 +44,13 @@ class Memories(tf.Module):
             names = self._made[owner]
             if memory.name not in names:
                 names[memory.name] = self._make(memory, owner, workers)
-            found[memory.name] = getattr(self, names[memory.name])
+            variable = found[memory.name] = getattr(self, names[memory.name])
+            if (tuple(variable.shape[1:]), variable.dtype) != (memory.shape, memory.dtype):
+                raise StrategyError(
+                    "what a compressor keeps for a variable is the same in all programs of an AutoDist; "
+                    f"'{memory.name}' is {variable.dtype.name} {tuple(variable.shape[1:])} in one, and "
+                    f"{memory.dtype.name} {memory.shape} in another. Give the variable the same compressor in both"
+                )
         return found
 
     def _make(self, memory: Memory, owner: tf.Variable, workers: int) -> str:
@@ -49,5 +62,5 @@ class Memories(tf.Module):
             )
             every = np.broadcast_to(initial, (workers, *memory.shape))
             setattr(self, name, tf.Variable(every, trainable=False, dtype=memory.dtype, name=name.replace("/", "_")))
-        weakref.finalize(owner, delattr, self, name)
+        weakref.finalize(owner, _forget, weakref.ref(self), name)
         return name

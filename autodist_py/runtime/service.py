@@ -13,13 +13,15 @@ import grpc
 from autodist_py.proto import coordinator_pb2 as pb
 from autodist_py.proto import coordinator_pb2_grpc as pb_grpc
 from autodist_py.proto.errors import AutoDistError, ClusterError, WorkerFailedError
-from autodist_py.runtime.coordinator import CoordinatorCalls, Membership, Pulse
+from autodist_py.runtime.coordinator import NO_LIMIT, CoordinatorCalls, Limit, Membership, Pulse
 from autodist_py.runtime.ports import host_and_port
 
 _log = logging.getLogger(__name__)
 
 _SECRET_KEY = "autodist-secret"
 _NO_SIZE_LIMIT = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+_TRIES_OFTEN = tuple((f"grpc.{which}_reconnect_backoff_ms", 1000) for which in ("initial", "min", "max"))
+"""Who comes before the chief joins soon after it has come."""
 _REPLY_SECONDS = 10.0
 
 
@@ -121,7 +123,9 @@ class _Service(pb_grpc.CoordinatorServicer):  # type: ignore[misc, unused-ignore
 
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:
         with _errors_as_status(context):
-            pulse = self._coordinator.heartbeat(request.rank, request.step)
+            pulse = self._coordinator.heartbeat(
+                request.rank, request.step, Limit(request.limit_seconds, request.waits_in)
+            )
         return pb.HeartbeatReply(cause=pulse.cause or "", finished=pulse.finished, lost=pulse.lost)
 
     def Abort(self, request: pb.AbortRequest, context: grpc.ServicerContext) -> pb.AbortReply:
@@ -156,7 +160,9 @@ class CoordinatorClient:
     """
 
     def __init__(self, address: str, secret: str, *, heartbeat_timeout: float, awaits_chief: bool = False) -> None:
-        self._channel = grpc.insecure_channel(address, options=[*_NO_SIZE_LIMIT, ("grpc.enable_http_proxy", 0)])
+        self._channel = grpc.insecure_channel(
+            address, options=[*_NO_SIZE_LIMIT, *_TRIES_OFTEN, ("grpc.enable_http_proxy", 0)]
+        )
         self._stub = pb_grpc.CoordinatorStub(self._channel)
         self._metadata = ((_SECRET_KEY, secret),)
         self._address = address
@@ -176,9 +182,10 @@ class CoordinatorClient:
         reply = self._call(self._stub.Exchange, request, timeout + _REPLY_SECONDS)
         return {each: reply.values[each] for each in sorted(reply.values)}
 
-    def heartbeat(self, rank: int, step: int) -> Pulse:
+    def heartbeat(self, rank: int, step: int, limit: Limit = NO_LIMIT) -> Pulse:
         """See CoordinatorCalls."""
-        reply = self._call(self._stub.Heartbeat, pb.HeartbeatRequest(rank=rank, step=step), self._heartbeat_timeout)
+        request = pb.HeartbeatRequest(rank=rank, step=step, limit_seconds=limit.seconds, waits_in=limit.what)
+        reply = self._call(self._stub.Heartbeat, request, self._heartbeat_timeout)
         return Pulse(reply.cause or None, reply.finished, tuple(reply.lost))
 
     def abort(self, rank: int, event: str, *, detail: str, step: int) -> str:

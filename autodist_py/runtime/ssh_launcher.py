@@ -28,9 +28,9 @@ _MARGIN_SECONDS = 1.0
 _SSH_FAILED = 255
 _SHOWN_LINES = 6
 
-_PASSED_PREFIXES = ("AUTODIST_", "TF_", "KERAS_", "XLA_", "NCCL_", "GRPC_")
+_PASSED_PREFIXES = ("AUTODIST_", "TF_", "KERAS_", "XLA_", "NCCL_", "GRPC_", "HOROVOD_")
 _PASSED_NAMES = ("PYTHONPATH", "PYTHONHASHSEED", "PYTHONWARNINGS")
-_NOT_PASSED = (WORKER_OUTPUT_VARIABLE, SSH_CONFIG_VARIABLE, "TF_CONFIG")
+_NOT_PASSED = (WORKER_OUTPUT_VARIABLE, SSH_CONFIG_VARIABLE, "TF_CONFIG", "HOROVOD_GLOO_IFACE")
 """What is of the chief's process alone, though its name would have it passed on."""
 
 # The only words for the user's login shell, whichever it is. What is to be done comes over standard input, where no

@@ -17,7 +17,7 @@ from autodist_py.proto.errors import AutoDistError, ClusterError, WorkerFailedEr
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.runtime import tf_adapter
 from autodist_py.runtime.chief import Chief
-from autodist_py.runtime.coordinator import CoordinatorCalls
+from autodist_py.runtime.coordinator import NO_LIMIT, CoordinatorCalls, Limit
 from autodist_py.runtime.launcher import secret_from_input
 from autodist_py.runtime.ports import HeldPort, host_and_port
 from autodist_py.runtime.process import observe_script, one_line
@@ -68,6 +68,7 @@ class WorkerCluster:
         self._calls = calls
         self._chief = chief
         self._client = client
+        self._limit = NO_LIMIT
         self._exit_grace = exit_grace
         self._lock = threading.Lock()
         self._cause: str | None = None
@@ -174,8 +175,7 @@ class WorkerCluster:
 
     def limit_waits(self, seconds: float, what: str) -> None:
         """See Cluster."""
-        if self._chief is not None:
-            self._chief.coordinator.limit_waits(seconds, what)
+        self._limit = Limit(seconds, what)
 
     def leave(self) -> None:
         """See Cluster."""
@@ -286,7 +286,7 @@ class WorkerCluster:
             while not self._failed.is_set():
                 if self._chief is not None:
                     self._chief.stop_silent()
-                pulse = self._call(lambda: self._calls.heartbeat(self.rank, self.step))
+                pulse = self._call(lambda: self._calls.heartbeat(self.rank, self.step, self._limit))
                 if pulse.cause is not None:
                     self._fail(pulse.cause)
                 for rank in pulse.lost:

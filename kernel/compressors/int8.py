@@ -12,6 +12,7 @@ from autodist_py.kernel.compressors.words import count, numbers_of, words_of
 from autodist_py.proto.compressors import Int8Compressor
 
 _LARGEST = 127
+_IN_WORD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Int8:
         blocks = -(-elements // block)
         numbers = tf.reshape(tf.pad(numbers, [[0, blocks * block - elements]]), [blocks, block])
         scales = tf.cast(tf.reduce_max(tf.abs(numbers), axis=1, keepdims=True) / _LARGEST, tf.float32)
-        is_finite = tf.math.is_finite(tf.reduce_sum(tf.abs(numbers), axis=1, keepdims=True))
+        is_finite = tf.reduce_all(tf.math.is_finite(numbers), axis=1, keepdims=True)
         scales = tf.where(is_finite, scales, tf.constant(float("nan")))
         steps = states[0]["steps"]
         seed = tf.stack([tf.constant(wire.rank, tf.int64), steps])
@@ -49,7 +50,8 @@ class Int8:
         in_scale = tf.where(is_finite, in_scale, tf.zeros_like(in_scale))
         small = tf.cast(tf.clip_by_value(tf.floor(in_scale + up), -_LARGEST, _LARGEST), tf.int8)
         after: list[State] = [{"steps": steps + 1}, *({} for _ in states[1:])]
-        return tf.concat([words_of(tf.reshape(small, [-1])), words_of(tf.reshape(scales, [-1]))], axis=0), after
+        sent = tf.reshape(small, [-1])[: elements + -elements % _IN_WORD]
+        return tf.concat([words_of(sent), words_of(tf.reshape(scales, [-1]))], axis=0), after
 
     def decompress(
         self, travelled: tf.Tensor, gradients: Sequence[Dense], states: Sequence[State], wire: Wire
@@ -58,8 +60,10 @@ class Int8:
         dtype, block = working(gradients[0].dtype), self.compressor.block
         elements = sum(one.elements for one in gradients)
         blocks = -(-elements // block)
-        of_numbers = count(blocks * block, tf.int8)
-        small = tf.reshape(numbers_of(travelled[:, :of_numbers], tf.int8), [-1, blocks, block])
+        sent = elements + -elements % _IN_WORD
+        of_numbers = count(sent, tf.int8)
+        small = tf.pad(numbers_of(travelled[:, :of_numbers], tf.int8), [[0, 0], [0, blocks * block - sent]])
+        small = tf.reshape(small, [-1, blocks, block])
         scales = tf.reshape(numbers_of(travelled[:, of_numbers:], tf.float32), [-1, blocks, 1])
         total = tf.reshape(tf.reduce_sum(tf.cast(small, dtype) * tf.cast(scales, dtype), axis=0), [-1])[:elements]
         return apart(tf.cast(total, gradients[0].dtype), [one.shape for one in gradients]), states

@@ -90,7 +90,7 @@ class PowerSGD:
                 after.append({})
                 continue
             approximation = tf.matmul(state["left"], part, transpose_b=True)
-            is_finite = tf.math.is_finite(tf.reduce_sum(tf.abs(part)))
+            is_finite = tf.reduce_all(tf.math.is_finite(approximation))
             error = state["matrix"] - approximation / wire.workers
             after.append(
                 {

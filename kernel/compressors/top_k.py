@@ -44,7 +44,7 @@ class TopK:
             wanted = state["rest"] + velocity
             elements = wanted.shape.num_elements()
             largest = tf.math.top_k(tf.abs(wanted), self.compressor.kept(elements), sorted=False).indices
-            is_finite = tf.math.is_finite(tf.reduce_sum(tf.abs(wanted)))
+            is_finite = tf.reduce_all(tf.math.is_finite(wanted))
             nan = tf.constant(float("nan"), dtype)
             values.append(tf.where(is_finite, tf.gather(wanted, largest), nan))  # Somebody may look for it.
             places.append(largest + begin)

@@ -5,6 +5,7 @@ move the data: one member per worker where local replicas are reduced first (the
 the network once), one per replica where the whole ring is asked for.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -33,6 +34,10 @@ CARRIED = {
 }
 """The type as which values of each type travel without loss."""
 CARRIED_BY_HOROVOD = REDUCIBLE - {tf.bfloat16}
+
+
+_WORD = tf.int32
+"""What rows are gathered as."""
 
 
 def _row_counts() -> tuple[int, ...]:
@@ -120,7 +125,8 @@ class Collectives:
             parts: tensors with the same number of rows (axis 0), say indices and values.
 
         Returns:
-            For each of them the rows of all workers. Sizes are exchanged first, and shorter parts padded on the wire.
+            For each of them the rows of all workers. Sizes are exchanged first, and shorter parts padded on the wire,
+            where all parts travel as one.
         """
         if self.num_workers == 1:
             return list(parts)
@@ -129,13 +135,22 @@ class Collectives:
         kind = tf.searchsorted(tf.constant(_ROW_COUNTS, tf.int64), tf.reduce_max(sizes, keepdims=True))[0]
         length = tf.gather(tf.constant(_ROW_COUNTS, tf.int64), kind)
         kept = tf.reshape(tf.where(tf.reshape(tf.sequence_mask(sizes, length), [-1])), [-1])
+        words = [_words_of(part) for part in parts]
+        widths = [one.shape[1] for one in words]
+        sent = tf.concat([tf.reshape(_pad_rows(one, length), [-1]) for one in words], axis=0)
+        everyone = self._gather(tf.expand_dims(sent, 0), self._take_keys(len(_ROW_COUNTS)) + kind)
+        pieces = tf.split(everyone, [length * width for width in widths], axis=1, num=len(widths))
         return [
-            tf.gather(self._gather(_pad_rows(part, length), self._take_keys(len(_ROW_COUNTS)) + kind), kept)
-            for part in parts
+            _rows_of(tf.gather(tf.reshape(piece, [-1, width]), kept), part)
+            for piece, width, part in zip(pieces, widths, parts, strict=True)
         ]
 
     def gather(self, value: tf.Tensor) -> tf.Tensor:
         """Each worker's value, of one static shape, stacked in rank order."""
+        if value.dtype == tf.bfloat16:  # Reductions carry it, gathers do not.
+            flat = tf.reshape(value, [1, -1])
+            words = self.gather(tf.squeeze(_words_of(flat), 0))
+            return tf.reshape(_rows_of(words, flat), [self.num_workers, *value.shape])
         value = tf.expand_dims(value, 0)
         everyone = value if self.num_workers == 1 else self._gather(value, self._take_keys())
         everyone.set_shape([self.num_workers, *value.shape[1:]])
@@ -157,9 +172,6 @@ class Collectives:
         if value.shape[1:].num_elements() == 0:
             rows = tf.shape(value)[:1] * self.num_workers
             return tf.zeros(tf.concat([rows, value.shape[1:]], axis=0), value.dtype)
-        if value.dtype == tf.bfloat16:  # Reductions carry it, gathers do not.
-            pairs, width = _paired(value)
-            return _unpaired(self._gather(pairs, key), width)
         everyone = all_gather(value, self._workers_group(key))
         self._launched(everyone)
         return everyone
@@ -175,19 +187,25 @@ def _pad_rows(value: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(padded, [None, *value.shape[1:]])
 
 
-def _paired(value: tf.Tensor) -> tuple[tf.Tensor, int | None]:
-    """Rows of bfloat16, two numbers as the bits of one float32, and how wide they are; None: they are numbers."""
-    width = value.shape[-1] if value.shape.rank > 1 else None
-    rows = value if width is not None else tf.expand_dims(value, -1)
-    elements = rows.shape[-1]
-    padded = tf.pad(rows, [*([[0, 0]] * (rows.shape.rank - 1)), [0, elements % 2]])
-    pairs = tf.concat([tf.shape(rows)[:-1], [(elements + 1) // 2, 2]], axis=0)
-    return tf.bitcast(tf.reshape(padded, pairs), tf.float32), width
+def _words_of(rows: tf.Tensor) -> tf.Tensor:
+    """Rows of numbers of any type, bit by bit, as rows of 32-bit words; narrow numbers are filled up to whole words."""
+    count, width, size = tf.shape(rows)[0], math.prod(rows.shape[1:]), rows.dtype.size
+    numbers = tf.reshape(rows, [count, width])
+    in_word = max(1, _WORD.size // size)
+    words = -(-width // in_word) * max(1, size // _WORD.size)
+    if in_word > 1:
+        numbers = tf.reshape(tf.pad(numbers, [[0, 0], [0, -width % in_word]]), [count, words, in_word])
+    return tf.reshape(tf.bitcast(numbers, _WORD), [count, words])
 
 
-def _unpaired(pairs: tf.Tensor, width: int | None) -> tf.Tensor:
-    rows = tf.reshape(tf.bitcast(pairs, tf.bfloat16), tf.concat([tf.shape(pairs)[:-1], [-1]], axis=0))
-    return tf.squeeze(rows[..., :1], -1) if width is None else rows[..., :width]
+def _rows_of(words: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """The rows that `_words_of` has made words of, of the type and width of `like`."""
+    count, width, size = tf.shape(words)[0], math.prod(like.shape[1:]), like.dtype.size
+    in_word, in_number = max(1, _WORD.size // size), max(1, size // _WORD.size)
+    if in_number > 1:
+        words = tf.reshape(words, [count, width, in_number])
+    numbers = tf.reshape(tf.bitcast(words, like.dtype), [count, width + -width % in_word])
+    return tf.reshape(numbers[:, :width], [count, *like.shape[1:]])
 
 
 def on_each(value: tf.Tensor, devices: Sequence[str]) -> list[tf.Tensor]:

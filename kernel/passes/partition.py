@@ -85,10 +85,12 @@ def _partitioned(program: Program, cuts: dict[str, Cut]) -> Program:
     gradients: dict[Gradient, list[Gradient]] = {}
     variables: dict[str, list[Variable]] = {variable.name: [variable] for variable in item.variables}
     shards: list[Shards] = []
+    part_of: dict[str, str] = {}
     for node in program.strategy.node_config:
         nodes += node.shards or [node]
         if not node.shards:
             continue
+        part_of |= {part.var_name: node.var_name for part in node.shards}
         variable = item.variable(node.var_name)
         for gradient in item.gradients:
             if gradient.variable == node.var_name:
@@ -120,4 +122,5 @@ def _partitioned(program: Program, cuts: dict[str, Cut]) -> Program:
         graph=analysis.captured,
         run_ops=run_ops,
         shards=tuple(shards),
+        part_of=part_of,
     )

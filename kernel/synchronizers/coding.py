@@ -17,6 +17,13 @@ def described(program: Program, gradient: Gradient, dtype: tf.DType) -> Dense:
     return Dense(gradient.variable, program.item.variable(gradient.variable).shape, dtype)
 
 
+def _name(program: Program, gradient: Gradient) -> str:
+    """What is kept of a gradient is called after its variable, and of a further one of the same by a number, too."""
+    same = [one for one in program.item.gradients if one.variable == gradient.variable]
+    number = same.index(gradient)
+    return f"{gradient.variable}/gradient_{number}" if number else gradient.variable
+
+
 class Coding:
     """A compressor at work on gradients that travel together."""
 
@@ -31,12 +38,11 @@ class Coding:
         """What is kept of the gradients, in that type, from step to step is read."""
         self._codec, self._recorder = codec_of(compressor), recorder
         self._gradients = [described(program, gradient, dtype) for gradient in gradients]
-        cut = {name: shards.variable for shards in program.shards for name in shards.names}
         self._memories = [
             {
                 name: recorder.read(
-                    f"{gradient.variable}/{type(compressor).__name__}/{name}",
-                    cut.get(gradient.variable, gradient.variable),
+                    f"{_name(program, gradient)}/{type(compressor).__name__}/{name}",
+                    program.part_of.get(gradient.variable, gradient.variable),
                     slot.shape,
                     slot.dtype,
                     slot.initial,

@@ -136,6 +136,12 @@ def _require_available(variable: str, synchronizer: PSSynchronizer) -> None:
             f"variable '{variable}': a server is sent each worker's gradient by itself, and {synchronizer.compressor} "
             "needs a sum over workers before; use another compressor, or AllReduce"
         )
+    if compressor.gives_up and synchronizer.replicas_to_aggregate:
+        raise StrategyError(
+            f"variable '{variable}': with replicas_to_aggregate gradients travel as sums over examples, which "
+            f"{synchronizer.compressor} would cut off, or hold back for other numbers of examples, and late ones are "
+            "dropped with what it held back; leave one of the two out"
+        )
 
 
 def _stays(program: Program, parts: Collection["_Part"], division: Division) -> set[str]:

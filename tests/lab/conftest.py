@@ -1,6 +1,7 @@
 """A lab of hosts in namespaces of this machine, each with its own address, processes and SSH server."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,9 @@ def why_there_is_no_lab() -> str | None:
     missing = [name for name in _NEEDED if shutil.which(name, path=path) is None]
     if missing:
         return f"needs {', '.join(missing)}: run `make lab-deps`"
+    there = subprocess.run(["ip", "netns", "list"], check=False, capture_output=True, text=True).stdout.split()
+    if others := [name for name in there if re.fullmatch(r"labsw|lab[0-9]+", name)]:
+        return f"another lab is up on this machine: {', '.join(others)}"
     made = subprocess.run(["unshare", "--net", "--mount", "--pid", "--fork", "true"], check=False, capture_output=True)
     return None if made.returncode == 0 else "needs to be allowed to make namespaces"
 
@@ -149,9 +153,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     if lacking is not None:
         pytest.skip(lacking)
     up = Lab(tmp_path_factory.mktemp("lab"))
-    up.do("up", str(HOSTS), "none")
-    yield up
-    up.do("down")
+    try:
+        up.do("up", str(HOSTS), "none")
+        yield up
+    finally:
+        up.do("down")
 
 
 @pytest.fixture

@@ -91,7 +91,8 @@ try:
         if number == 20:
             print("trains", flush=True)
 except BaseException as error:
-    Path(f"error-{autodist.rank}").write_text(f"{time.time()} {type(error).__name__}: {error}; {error.__notes__}")
+    notes = "; ".join(getattr(error, "__notes__", []))
+    Path(f"error-{autodist.rank}").write_text(f"{time.time()} {type(error).__name__}: {error}; {notes}")
     raise
 """
 

@@ -10,7 +10,7 @@ import pytest
 
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
 from autodist_py.runtime import coordinator as coordinator_module
-from autodist_py.runtime.coordinator import Coordinator, Membership
+from autodist_py.runtime.coordinator import Coordinator, Limit, Membership
 from autodist_py.runtime.service import ChiefLostError, CoordinatorClient, serve
 
 ADDRESSES = ("127.0.0.1", "127.0.0.2")
@@ -136,11 +136,11 @@ def test_a_silent_worker_ends_the_run(monkeypatch):
 def test_others_are_kept_waiting_no_longer_than_the_limit(monkeypatch, behind):
     monkeypatch.setattr(coordinator_module, "HEARTBEAT_SECONDS", 0.05)
     coordinator = joined(heartbeat_timeout=60.0)
-    coordinator.limit_waits(0.5, "dense gradients of w")
+    limit = Limit(0.5, "dense gradients of w")
     begun = time.monotonic()
     while coordinator.cause is None and time.monotonic() < begun + 5:
         for rank in (0, 1):  # Both live; one does not come to the next step.
-            coordinator.heartbeat(rank, 7 if rank == behind else 8)
+            coordinator.heartbeat(rank, 7 if rank == behind else 8, limit)
         coordinator.check_heartbeats()
 
     assert 0.5 < time.monotonic() - begun < 2.0
@@ -151,18 +151,34 @@ def test_others_are_kept_waiting_no_longer_than_the_limit(monkeypatch, behind):
     )
 
 
-@pytest.mark.parametrize("limit", [0.0, 0.5])
+@pytest.mark.parametrize("limit", [Limit(0.0, ""), Limit(0.5, "dense gradients of w")])
 def test_who_waits_for_nobody_may_take_as_long_as_it_likes(monkeypatch, limit):
     monkeypatch.setattr(coordinator_module, "HEARTBEAT_SECONDS", 0.05)
     coordinator = joined(heartbeat_timeout=60.0)
-    coordinator.limit_waits(limit, "dense gradients of w")
     begun = time.monotonic()
     while time.monotonic() < begun + 1.0:
-        for rank in (0, 1):
-            coordinator.heartbeat(rank, 7 if rank == 0 and not limit else 8)
+        for rank in (0, 1):  # One is at the step before, but with a limit that was of that one.
+            coordinator.heartbeat(rank, 8 if rank or limit.seconds else 7, limit)
         coordinator.check_heartbeats()
 
     assert coordinator.cause is None
+
+
+def test_what_has_not_been_said_since_is_no_sign_of_waiting(monkeypatch):
+    monkeypatch.setattr(coordinator_module, "HEARTBEAT_SECONDS", 0.05)
+    coordinator = joined(heartbeat_timeout=60.0)
+    limit, begun = Limit(0.5, "dense gradients of w"), time.monotonic()
+    coordinator.heartbeat(0, 7, limit)
+    coordinator.heartbeat(1, 8, limit)
+    time.sleep(1.0)  # The chief stood still, or its reports are late: it may have begun the step long ago.
+    coordinator.check_heartbeats()
+    assert coordinator.cause is None
+
+    while coordinator.cause is None and time.monotonic() < begun + 5:
+        for rank in (0, 1):
+            coordinator.heartbeat(rank, 7 + rank, limit)
+        coordinator.check_heartbeats()
+    assert str(coordinator.cause).startswith("worker 0 (127.0.0.1) kept others waiting at step 7")
 
 
 def test_a_chief_that_stood_still_itself_blames_nobody():

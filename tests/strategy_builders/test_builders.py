@@ -21,6 +21,7 @@ from autodist_py.strategy_builders import base
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy, resolve_builder
 from autodist_py.strategy_builders.mixed import Parallax
+from autodist_py.strategy_builders.parameter_server import PS
 from autodist_py.strategy_builders.partitioned import PartitionedAR, RandomAxisPartitionAR
 from autodist_py.strategy_builders.validation import validate_strategy
 
@@ -253,6 +254,24 @@ def test_rows_are_compressed_by_rounding_alone(name):
     with pytest.raises(StrategyError, match=f"'table' has a sparse gradient, which {name} cannot compress; use Horo"):
         build_strategy(AllReduce(compressor=name), item, RESOURCES)
     build_strategy(AllReduce(compressor="HorovodCompressorEF"), item, RESOURCES)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        (
+            {"compressor": "PowerSGDCompressor"},
+            "a server is sent each worker's gradient by itself; PS got comp",
+        ),
+        (
+            {"compressor": "Int8Compressor", "replicas_to_aggregate": 1},
+            "late gradients are dropped .* PS got rep",
+        ),
+    ],
+)
+def test_what_servers_cannot_compress_is_refused(parameters, message):
+    with pytest.raises(StrategyError, match=message):
+        PS(**parameters)
 
 
 @pytest.mark.parametrize("name", [name for name in COMPRESSORS if name != "NoneCompressor"])

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist_py.kernel.compressors.codec import Dense, Slot, State, Wire
+from autodist_py.kernel.compressors.codec import Dense, Slot, State, Wire, chosen
 from autodist_py.kernel.compressors.words import numbers_of, words_of
 
 _PER_WORD = 4
@@ -44,7 +44,8 @@ class ScaledSign:
             signs = tf.reshape(tf.cast(tf.sign(wanted), tf.int8), [-1])
             signs = tf.pad(signs, [[0, -wanted.shape.num_elements() % _PER_WORD]])
             words += [words_of(signs), words_of(tf.reshape(mean, [1]))]
-            after.append({"error": wanted - tf.cast(mean, wanted.dtype) * tf.sign(wanted)})
+            missing = wanted - tf.cast(mean, wanted.dtype) * tf.sign(wanted)
+            after.append({"error": chosen(tf.math.is_finite(mean), missing, state["error"])})
         return tf.concat(words, axis=0), after
 
     def decompress(

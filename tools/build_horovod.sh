@@ -24,7 +24,7 @@ about=$("$python" -c "$about" 2>/dev/null) || fail "'$python' has no TensorFlow;
 read -r tensorflow tag platform <<<"$about"
 
 script=$(sha256sum "${BASH_SOURCE[0]}" | cut -c 1-12)
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/autodist_py/horovod/$VERSION-tensorflow-$tensorflow-$tag-$platform-$script
+cache=${XDG_CACHE_HOME:-${HOME:?}/.cache}/autodist_py/horovod/$VERSION-tensorflow-$tensorflow-$tag-$platform-$script
 mkdir -p "$cache"
 wheel=$(find "$cache" -name 'horovod-*.whl')
 if [ -n "$wheel" ]; then
@@ -67,5 +67,7 @@ run env PATH="$bin:$PATH" MAKEFLAGS="-j$(nproc)" CMAKE_POLICY_VERSION_MINIMUM=3.
   HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_CPU_OPERATIONS=GLOO \
   "$python" -m pip wheel --no-deps --no-build-isolation --no-cache-dir --wheel-dir "$work/wheel" \
   "$work/horovod-$VERSION"
-mv "$work"/wheel/horovod-*.whl "$cache/"
+wheel=$(find "$work/wheel" -name 'horovod-*.whl')
+cp "$wheel" "$cache/unfinished"  # Often to another file system: what is interrupted is no wheel.
+mv "$cache/unfinished" "$cache/$(basename "$wheel")"
 find "$cache" -name 'horovod-*.whl'

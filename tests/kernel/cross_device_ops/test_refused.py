@@ -249,4 +249,4 @@ def test_all_workers_launch_the_same_collectives_in_the_same_order(local):
     first = launches(0)
     assert launches(1) == first
     assert launches(2) == first
-    assert len(first[0]) == 2 * 2 + 3 + 2 + 1
+    assert len(first[0]) == 2 * 2 + 2 + 2 + 1

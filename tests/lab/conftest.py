@@ -1,8 +1,6 @@
 """A lab of hosts in namespaces of this machine, each with its own address, processes and SSH server."""
 
 import os
-import re
-import shutil
 import signal
 import subprocess
 import threading
@@ -13,27 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT, is_running
+from tests.processes import is_running
+from tools.netlab import NETLAB, why_there_is_no_lab
 
-NETLAB = str(ROOT / "tools" / "netlab.sh")
 HOSTS = 3
-_NEEDED = ("ip", "tc", "unshare", "nsenter", "setpriv", "taskset", "ssh-keygen", "ssh", "sshd")
 _UP_SECONDS = 30
-
-
-def why_there_is_no_lab() -> str | None:
-    """What this machine lacks for one; None: nothing."""
-    if os.geteuid() != 0:
-        return "needs root"
-    path = f"{os.environ['PATH']}:/usr/sbin"
-    missing = [name for name in _NEEDED if shutil.which(name, path=path) is None]
-    if missing:
-        return f"needs {', '.join(missing)}: run `make lab-deps`"
-    there = subprocess.run(["ip", "netns", "list"], check=False, capture_output=True, text=True).stdout.split()
-    if others := [name for name in there if re.fullmatch(r"labsw|lab[0-9]+", name)]:
-        return f"another lab is up on this machine: {', '.join(others)}"
-    made = subprocess.run(["unshare", "--net", "--mount", "--pid", "--fork", "true"], check=False, capture_output=True)
-    return None if made.returncode == 0 else "needs to be allowed to make namespaces"
 
 
 class Lab:

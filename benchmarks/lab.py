@@ -1,0 +1,199 @@
+"""Two hosts on this machine, with a core and a shaped link each, and the training processes on them."""
+
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, cast
+
+from benchmarks.systems import SYSTEMS, Worker
+from tools.netlab import NETLAB
+
+HOSTS = 2
+ADDRESSES = [f"10.77.0.{host + 1}" for host in range(HOSTS)]
+START_SECONDS, BLOCK_SECONDS, LAB_SECONDS, WIRE_SECONDS = 600.0, 300.0, 60.0, 3.0
+_WIRE_PORT = 20_000
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+class BenchmarkError(Exception):
+    """What is measured cannot be: it says why."""
+
+
+class TrainingProcess:
+    """One worker of a system on a host, which trains when told to."""
+
+    def __init__(self, system: str, workload: str, worker: Worker, log: Path):
+        environment = {name: text for name, text in os.environ.items() if not name.startswith("AUTODIST_")}
+        environment |= {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"}
+        environment |= SYSTEMS[system].environment(worker)
+        what = [system, workload, str(worker.rank), str(worker.port), *worker.addresses]
+        self._name, self._log = f"{system}, {workload}, host {worker.rank}", log
+        with log.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [NETLAB, "exec", str(worker.rank), sys.executable, "-m", "benchmarks.training_process", *what],
+                cwd=_ROOT,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+        self._input, self._output = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
+
+    def tell(self, line: str) -> None:
+        """One line of its input."""
+        try:
+            self._input.write(f"{line}\n".encode())
+            self._input.flush()
+        except BrokenPipeError as error:
+            raise self._failed("has ended") from error
+
+    def answer(self, seconds: float) -> Any:
+        """The next line of its output, read as JSON."""
+        ready, _, _ = select.select([self._output], [], [], seconds)
+        if not ready:
+            raise self._failed(f"gave no answer in {seconds:g} s")
+        line = self._output.readline()
+        if not line:
+            raise self._failed("has ended")
+        return json.loads(line)
+
+    def send(self, number: signal.Signals) -> None:
+        """The process itself gets the signal, and with it the one that leads to its host."""
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        for process_id in (*map(int, children), self._process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(process_id, number)
+
+    def close(self) -> None:
+        """It is ended: what leads to its host is killed, and it with that."""
+        self._process.kill()
+        self._process.wait(LAB_SECONDS)
+
+    def _failed(self, how: str) -> BenchmarkError:
+        tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
+        return BenchmarkError(f"the process of {self._name} {how}; the end of its log:\n{tail}")
+
+
+class Group:
+    """The processes of one system, one a host."""
+
+    def __init__(self, system: str, workload: str, port: int, folder: Path):
+        self._system = SYSTEMS[system]
+        secret = secrets.token_hex(16)
+        self._processes: list[TrainingProcess] = []
+        for rank in range(self._system.hosts):
+            worker = Worker(rank, ADDRESSES, port)
+            log = folder / f"{workload}-{system.replace(' ', '-')}-{rank}.log"
+            self._processes.append(TrainingProcess(system, workload, worker, log))
+            if "AUTODIST_LAUNCH" in self._system.environment(worker):
+                self._processes[-1].tell(secret)
+
+    def first_losses(self) -> list[float]:
+        """Those of its first steps, for the whole batches, or for what its hosts have of them."""
+        losses = [process.answer(START_SECONDS) for process in self._processes]
+        self._rest()
+        return [sum(each) / len(each) for each in zip(*losses, strict=True)]
+
+    def seconds_a_step(self, steps: int) -> float:
+        """On the slower host, over so many steps."""
+        if self._system.works_when_idle:
+            for process in self._processes:
+                process.send(signal.SIGCONT)
+        for process in self._processes:
+            process.tell(str(steps))
+        seconds = [process.answer(BLOCK_SECONDS) for process in self._processes]
+        self._rest()
+        return float(max(seconds)) / steps
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.close()
+
+    def _rest(self) -> None:
+        if self._system.works_when_idle:
+            for process in self._processes:
+                process.send(signal.SIGSTOP)
+
+
+@contextmanager
+def lab() -> Iterator[None]:
+    """Within it the hosts are there, their links not shaped.
+
+    Raises:
+        BenchmarkError: there is a lab already, which may be another run's; or it cannot be made.
+    """
+    namespaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=LAB_SECONDS, check=True)
+    if any(line.startswith("lab") for line in namespaces.stdout.splitlines()):
+        raise BenchmarkError(f"there is a lab on this machine already; if nothing uses it, run `{NETLAB} down`")
+    _netlab("up", str(HOSTS), "none", NETLAB_PIN="1")
+    try:
+        yield
+    finally:
+        _netlab("down")
+
+
+def shape(rate: str) -> None:
+    """From now on every link has that rate, or none at all."""
+    _netlab("shape", rate)
+
+
+def sent_bytes() -> list[int]:
+    """What each host has sent so far."""
+    return [int(line.split()[1]) for line in _netlab("bytes").splitlines()]
+
+
+def wire_rate() -> float:
+    """Bytes a second that arrive on the slower host while both send all they can."""
+    processes = [
+        subprocess.Popen(
+            [NETLAB, "exec", str(rank), sys.executable, "-m", "benchmarks.wire"]
+            + [str(rank), str(_WIRE_PORT), str(WIRE_SECONDS), ADDRESSES[0]],
+            cwd=_ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(HOSTS)
+    ]
+    try:
+        return min(float(process.communicate(timeout=LAB_SECONDS)[0]) for process in processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(LAB_SECONDS)
+
+
+@contextmanager
+def groups(systems: Sequence[str], workload: str, folder: Path) -> Iterator[Mapping[str, Group]]:
+    """Within it the processes of all these systems are there."""
+    started: dict[str, Group] = {}
+    try:
+        for number, system in enumerate(systems):
+            started[system] = Group(system, workload, _WIRE_PORT + 10 * (number + 1), folder)
+        yield started
+    finally:
+        for group in started.values():
+            group.close()
+        time.sleep(0.1)
+
+
+def _netlab(*arguments: str, **environment: str) -> str:
+    done = subprocess.run(
+        [NETLAB, *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=LAB_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        raise BenchmarkError(done.stderr.strip() or f"netlab.sh {arguments[0]} failed")
+    return done.stdout

@@ -1,0 +1,115 @@
+"""Step time of autodist_py beside tf.distribute and Horovod, on two hosts of a core each, over shaped links.
+
+    make bench, or: python -m benchmarks.step_time [--workloads mlp emb cnn tlm] [--links none 1gbit 200mbit]
+        [--systems NAME...] [--rounds N] [--steps N] [--block SECONDS] [--output FILE]
+
+Hosts are namespaces of this machine (tools/netlab.sh). All processes of a workload stay up for all links. In each round
+every system trains a block of steps while the others wait, so that what disturbs the machine disturbs all alike.
+Printed are medians over rounds: milliseconds a step (on the slower host), megabytes that a host sent, the physical
+bound (the larger one of a lone core's time for its half of the batch, and of the bytes on the wire as fast as it
+carries them), and the ratio to the peer that was best in the same round.
+
+All systems start from the same weights and are given the same data; exits with 1 where their first losses differ.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.lab import BenchmarkError, Group, groups, lab, sent_bytes, shape, wire_rate
+from benchmarks.step_table import HEADER, Blocks, Cell, disagreements
+from benchmarks.systems import ALONE, INTER_OP_THREADS, INTRA_OP_THREADS, SYSTEMS, missing
+from benchmarks.workloads import WORKLOADS
+from tools.netlab import why_there_is_no_lab
+
+LINKS = ("none", "1gbit", "200mbit")
+PEERS = frozenset(name for name, system in SYSTEMS.items() if system.is_peer)
+FEWEST_STEPS = 2
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--links", nargs="+", default=list(LINKS), help="rates as tc writes them, or none")
+    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=40, help="of a block, at most")
+    parser.add_argument("--block", type=float, default=1.0, help="about how many seconds a block takes")
+    parser.add_argument("--output", type=Path, help="where all that was measured is written, as JSON")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = arguments()
+    lacking = why_there_is_no_lab()
+    if lacking is not None:
+        print(f"the benchmark makes hosts on this machine, and {lacking}", file=sys.stderr)
+        return 2
+    left_out = {name: why for name in options.systems if (why := missing(name)) is not None}
+    for name, why in left_out.items():
+        print(f"{name} is left out: {why}")
+    systems = [name for name in options.systems if name not in left_out]
+    threads = {"intra_op": INTRA_OP_THREADS, "inter_op": INTER_OP_THREADS}
+    print(f"threads of each process: {threads['intra_op']} intra-op, {threads['inter_op']} inter-op; one core a host")
+    cells: list[Cell] = []
+    differ: list[str] = []
+    try:
+        with lab():
+            for workload in options.workloads:
+                differ += measure(workload, systems, options, cells)
+    except BenchmarkError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print("\n".join([*HEADER, *(row for cell in cells for row in cell.rows())]))
+    print("\n".join(differ) or "the first losses of all systems agree")
+    return int(bool(differ))
+
+
+def measure(workload: str, systems: Sequence[str], options: argparse.Namespace, cells: list[Cell]) -> list[str]:
+    """Add the workload's cells, one a link, to `cells`; what is said of systems that trained otherwise."""
+    applying = [name for name in systems if SYSTEMS[name].applies_to(workload)]
+    folder = Path(tempfile.mkdtemp(prefix="step-time-"))
+    shape("none")
+    with groups(applying, workload, folder) as started:
+        losses = {name: group.first_losses() for name, group in started.items()}
+        for link in options.links:
+            cells.append(measured_cell(workload, link, started, options))
+            print("\n".join(cells[-1].rows()), flush=True)
+            if options.output is not None:
+                write(options.output, cells)
+    exact = {name: each for name, each in losses.items() if SYSTEMS[name].is_exact and SYSTEMS[name].hosts > 1}
+    if not exact:
+        return []
+    return [f"{workload}: {text}" for text in disagreements(exact, reference=next(iter(exact)))]
+
+
+def measured_cell(workload: str, link: str, started: Mapping[str, Group], options: argparse.Namespace) -> Cell:
+    shape(link)
+    rate = None if link == "none" else wire_rate()
+    load = os.getloadavg()[0]
+    slowest = max(group.seconds_a_step(FEWEST_STEPS) for group in started.values())
+    steps = max(FEWEST_STEPS, min(options.steps, round(options.block / slowest)))
+    seconds: dict[str, list[float]] = {name: [] for name in started}
+    sent: dict[str, list[float]] = {name: [] for name in started}
+    for number in range(options.rounds):
+        turn = number % len(started)
+        for name in [*started, *started][turn : turn + len(started)]:
+            before = sent_bytes()
+            seconds[name].append(started[name].seconds_a_step(steps))
+            counted = [after - first for after, first in zip(sent_bytes(), before, strict=True)]
+            sent[name].append(max(counted) / (steps + 1))  # With the step that is not timed.
+    systems = {name: Blocks(tuple(seconds[name]), tuple(sent[name])) for name in started}
+    return Cell(workload, link, systems, ALONE, PEERS, rate, (load, os.getloadavg()[0]))
+
+
+def write(path: Path, cells: Sequence[Cell]) -> None:
+    settings = {"intra_op_threads": INTRA_OP_THREADS, "inter_op_threads": INTER_OP_THREADS, "cores": os.cpu_count()}
+    path.write_text(json.dumps({"settings": settings, "cells": [cell.record() for cell in cells]}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-all fuzz mutations lint ruff format-check mypy imports proto-check proto horovod lab-deps clean
+.PHONY: demo test test-all fuzz mutations bench lint ruff format-check mypy imports proto-check proto horovod lab-deps clean
 
 demo: $(INSTALLED)
 	TF_CPP_MIN_LOG_LEVEL=1 $(BIN)/autodist run --local 2 examples/digits.py --compare
@@ -18,6 +18,10 @@ test-all: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	FUZZ_EXAMPLES=2000 $(BIN)/pytest -s tests/test_random_programs.py
+
+# On two hosts made of this machine, as root: `make lab-deps` installs what that needs. Its options: BENCH="--rounds 9".
+bench: $(INSTALLED)
+	TF_CPP_MIN_LOG_LEVEL=1 $(BIN)/python -m benchmarks.step_time $(BENCH)
 
 mutations: $(INSTALLED)
 	$(BIN)/python tools/mutate.py

@@ -131,8 +131,8 @@ def lab() -> Iterator[None]:
     Raises:
         BenchmarkError: there is a lab already, which may be another run's; or it cannot be made.
     """
-    namespaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=LAB_SECONDS, check=True)
-    if any(line.startswith("lab") for line in namespaces.stdout.splitlines()):
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=LAB_SECONDS, check=True)
+    if any(line.startswith("lab") for line in listed.stdout.splitlines()):
         raise BenchmarkError(f"there is a lab on this machine already; if nothing uses it, run `{NETLAB} down`")
     _netlab("up", str(HOSTS), "none", NETLAB_PIN="1")
     try:
@@ -153,13 +153,11 @@ def sent_bytes() -> list[int]:
 
 def wire_rate() -> float:
     """Bytes a second that arrive on the slower host while both send all they can."""
+    command = [sys.executable, "-m", "benchmarks.wire"]
+    where = [str(_WIRE_PORT), str(WIRE_SECONDS), ADDRESSES[0]]
     processes = [
         subprocess.Popen(
-            [NETLAB, "exec", str(rank), sys.executable, "-m", "benchmarks.wire"]
-            + [str(rank), str(_WIRE_PORT), str(WIRE_SECONDS), ADDRESSES[0]],
-            cwd=_ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
+            [NETLAB, "exec", str(rank), *command, str(rank), *where], cwd=_ROOT, stdout=subprocess.PIPE, text=True
         )
         for rank in range(HOSTS)
     ]

@@ -51,7 +51,7 @@ class Cell:
         return max(compute, on_wire)
 
     def ratio_to_best_peer(self, system: str) -> float | None:
-        """The median over rounds of its time to that of the peer which was best in the round; None: there is no peer."""
+        """The median over rounds of its time to that of the peer which was best in the round; None: no peer."""
         peers = [blocks.seconds for name, blocks in self.systems.items() if name in self.peers]
         if not peers:
             return None

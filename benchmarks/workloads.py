@@ -6,6 +6,7 @@ from the same ones.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,7 @@ _MLP_SIZES = (784, 2048, 2048, 2048, 10)
 
 def _mlp(rng: np.random.Generator) -> Model:
     weights = _Weights(rng)
-    sizes = list(zip(_MLP_SIZES[:-1], _MLP_SIZES[1:], strict=True))
+    sizes = list(pairwise(_MLP_SIZES))
     layers = [
         (weights.normal(f"kernel_{index}", *size), weights.constant(f"bias_{index}", size[1]))
         for index, size in enumerate(sizes)
@@ -161,7 +162,7 @@ _CHANNELS = (3, 32, 64, 128)
 
 def _cnn(rng: np.random.Generator) -> Model:
     weights = _Weights(rng)
-    sizes = list(zip(_CHANNELS[:-1], _CHANNELS[1:], strict=True))
+    sizes = list(pairwise(_CHANNELS))
     filters = [
         (weights.normal(f"filter_{index}", 3, 3, *size), weights.constant(f"bias_{index}", size[1]))
         for index, size in enumerate(sizes)
@@ -218,7 +219,8 @@ def _transformer_layer(weights: _Weights, name: str) -> Callable[[tf.Tensor], tf
     """Causal self-attention and a layer of 4 times the width, each after a normalization and added to its input."""
     first_norm, second_norm = _layer_norm(weights, f"{name}/norm_1"), _layer_norm(weights, f"{name}/norm_2")
     mixed, joined = weights.normal(f"{name}/qkv", _MODEL, 3 * _MODEL), weights.normal(f"{name}/out", _MODEL, _MODEL)
-    wide, narrow = weights.normal(f"{name}/wide", _MODEL, 4 * _MODEL), weights.normal(f"{name}/narrow", 4 * _MODEL, _MODEL)
+    wide = weights.normal(f"{name}/wide", _MODEL, 4 * _MODEL)
+    narrow = weights.normal(f"{name}/narrow", 4 * _MODEL, _MODEL)
     future = np.triu(np.full([_TOKENS, _TOKENS], -1e9, np.float32), 1)
     depth = _MODEL // _HEADS
 

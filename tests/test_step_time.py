@@ -1,0 +1,79 @@
+"""What `benchmarks/step_time.py` measures is the same training by all systems, and its figures are what they say."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist_py import AutoDist
+from benchmarks.step_table import Blocks, Cell, disagreements
+from benchmarks.workloads import WORKLOADS, zipf
+
+ALONE, PEERS = "one device", frozenset({"slow peer", "fast peer"})
+
+
+def cell(wire_rate: float | None = None, **seconds: tuple[float, ...]) -> Cell:
+    systems = {name.replace("_", " "): Blocks(each, (2e6,) * len(each)) for name, each in seconds.items()}
+    return Cell("mlp", "none", systems, ALONE, PEERS, wire_rate, (0.0, 0.0))
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_step_under_all_reduce_with_one_worker_is_the_plain_step(name):
+    workload = WORKLOADS[name]
+    batches = [tuple(map(tf.constant, workload.part(batch, 1))) for batch in workload.batches(2)[:3]]
+    plain, trained = workload.model(), workload.model()
+    with AutoDist(strategy_builder="AllReduce", seed=1) as autodist:
+        step = autodist.function(trained.step)
+        losses = [float(step(*batch)) for batch in batches]
+    np.testing.assert_allclose(losses, [float(tf.function(plain.step)(*batch)) for batch in batches], rtol=1e-5)
+    for own, wanted in zip(trained.variables, plain.variables, strict=True):
+        np.testing.assert_allclose(own, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_models_and_batches_are_the_same_each_time():
+    workload = WORKLOADS["tlm"]
+    for one, other in zip(workload.model().variables, workload.model().variables, strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(workload.batches(2)[0][0], workload.batches(2)[0][0])
+
+
+def test_workers_have_the_whole_batch_between_them():
+    workload = WORKLOADS["emb"]
+    ids, labels = workload.batches(2)[0]
+    for whole, *parts in zip((ids, labels), *(workload.part((ids, labels), rank) for rank in range(2)), strict=True):
+        np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_zipf_ids_are_as_frequent_as_their_rank_says():
+    ids = zipf(np.random.default_rng(0), 1000, [200_000])
+    counts = np.bincount(ids, minlength=1000)
+    assert counts[0] / counts[9] == pytest.approx(10, rel=0.1)
+    assert ids.max() < 1000
+
+
+def test_a_ratio_is_to_the_peer_that_was_best_in_the_same_round():
+    measured = cell(ours=(1.0, 4.0, 3.0), slow_peer=(4.0, 1.0, 2.0), fast_peer=(2.0, 2.0, 2.0))
+    assert measured.ratio_to_best_peer("ours") == 1.5  # Of 0.5, 4 and 1.5.
+
+
+def test_without_a_peer_there_is_no_ratio():
+    assert cell(ours=(1.0,)).ratio_to_best_peer("ours") is None
+
+
+def test_the_bound_is_a_lone_cores_work_or_the_wires():
+    seconds = {"ours": (9.0,), "one_device": (1.0,)}
+    assert cell(**seconds).bound("ours") == 1.0
+    assert cell(1e6, **seconds).bound("ours") == 2.0
+    assert cell(1e9, **seconds).bound("ours") == 1.0
+
+
+def test_a_row_has_what_was_measured_and_what_follows():
+    measured = cell(1e6, ours=(3.0,), fast_peer=(4.0,), one_device=(1.0,))
+    assert measured.rows()[0] == "| mlp | none | ours | 3000.0 | 2.00 | 2000.0 | 1.50 | 0.75 |"
+
+
+def test_systems_that_train_otherwise_are_named_with_the_step():
+    losses = {"one": [1.0, 0.5], "near": [1.0, 0.50004], "far": [1.0, 0.6], "broken": [float("nan"), 0.5]}
+    assert disagreements(losses, reference="one") == [
+        "far: the loss of step 1 is 0.6, that of one 0.5",
+        "broken: the loss of step 0 is nan, that of one 1",
+    ]

@@ -5,7 +5,6 @@ Each keeps to the way its own documentation shows, in a `tf.function`, with the 
 
 import importlib.util
 import json
-import os
 import socket
 import threading
 import time
@@ -221,8 +220,7 @@ def _horovod_environment(worker: Worker) -> Mapping[str, str]:
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_IFACE": "eth0",
-        # What it asks of tf.keras at import is not there in Keras 3.
-        "TF_USE_LEGACY_KERAS": os.environ.get("TF_USE_LEGACY_KERAS", "0"),
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "86400",  # The time for which it is stopped counts.
     }
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+import traceback
 
 FIRST_STEPS = 12
 """Those whose losses are compared. autodist_py compares what workers are given in the first ten."""
@@ -37,7 +38,6 @@ def main() -> None:
         _number(loss)
         print(json.dumps(time.perf_counter() - started), file=answers)
         taken += 1 + count
-    os._exit(0)  # The other workers may be gone; there is nothing to say goodbye to.
 
 
 def _number(loss: object) -> float:
@@ -45,4 +45,9 @@ def _number(loss: object) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)  # Other workers may be gone, and libraries wait for them.

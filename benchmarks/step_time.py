@@ -15,6 +15,7 @@ All systems start from the same weights and are given the same data; exits with 
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,7 @@ def main() -> int:
     systems = [name for name in options.systems if name not in left_out]
     threads = {"intra_op": INTRA_OP_THREADS, "inter_op": INTER_OP_THREADS}
     print(f"threads of each process: {threads['intra_op']} intra-op, {threads['inter_op']} inter-op; one core a host")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # The lab is taken down on the way.
     cells: list[Cell] = []
     differ: list[str] = []
     try:

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
@@ -75,7 +75,7 @@ def set_threads() -> None:
 
 def missing(system: str) -> str | None:
     """Why the system cannot be run here; None: it can."""
-    if system == HOROVOD and importlib.util.find_spec("horovod") is None:
+    if system in (HOROVOD, BY_HOROVOD) and importlib.util.find_spec("horovod") is None:
         return "horovod is not installed"
     return None
 
@@ -225,6 +225,7 @@ def _horovod_environment(worker: Worker) -> Mapping[str, str]:
 
 
 ALONE, HOROVOD = "one device", "Horovod"
+BY_HOROVOD = "AllReduce, HOROVOD"
 
 SYSTEMS: Mapping[str, System] = {
     ALONE: System(one_device, hosts=1),
@@ -236,5 +237,6 @@ SYSTEMS: Mapping[str, System] = {
     "PartitionedPS": _ours("PartitionedPS"),
     "PartitionedAR": _ours("PartitionedAR", "mlp", "tlm"),
     "Parallax": _ours("Parallax", "emb", "tlm"),
+    BY_HOROVOD: replace(_ours("AllReduce(all_reduce_spec='HOROVOD')"), works_when_idle=True),
     "AllReduce, half": _ours("AllReduce(compressor='HorovodCompressor')", is_exact=False),
 }

@@ -1,6 +1,7 @@
 """Where the script is that makes a lab of hosts on one machine, and whether it can."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -17,5 +18,9 @@ def why_there_is_no_lab() -> str | None:
     missing = [name for name in _NEEDED if shutil.which(name, path=path) is None]
     if missing:
         return f"needs {', '.join(missing)}: run `make lab-deps`"
+    listed = subprocess.run(["ip", "netns", "list"], check=False, capture_output=True, text=True).stdout
+    others = re.findall(r"^(labsw|lab[0-9]+)\b", listed, re.MULTILINE)
+    if others:  # Making one would take it down.
+        return f"another lab is up on this machine ({', '.join(others)}); if nothing uses it, run `{NETLAB} down`"
     made = subprocess.run(["unshare", "--net", "--mount", "--pid", "--fork", "true"], check=False, capture_output=True)
     return None if made.returncode == 0 else "needs to be allowed to make namespaces"

@@ -74,14 +74,13 @@ from autodist_py import AutoDist
 autodist = AutoDist("spec.yaml", seed=1)
 import tensorflow as tf
 
-weights = tf.Variable(tf.ones([64, 1]))
+weights = tf.Variable(tf.ones([64, 1]), name="weights")
 
 @autodist.function
 def step(x):
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.square(x @ weights))
     weights.assign_sub(0.001 * tape.gradient(loss, weights))
-    return loss
 
 number = 0
 try:
@@ -331,3 +330,4 @@ def test_a_host_that_is_cut_off_is_named_by_the_others_and_ends_its_worker_itsel
         raised, _, error = (tmp_path / f"error-{rank}").read_text().partition(" ")
         assert error.startswith(f"WorkerFailedError: {missing}")
         assert float(raised) - cut < HEARTBEAT_SECONDS + 4.0
+        assert "while this worker waited for the others to combine dense gradients of weights" in error

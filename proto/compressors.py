@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from autodist_py.proto.calls import construct, parse_call
 from autodist_py.proto.checks import require_member
 from autodist_py.proto.errors import StrategyError
-from autodist_py.proto.text import known_names
 
 ENTRY_POINT_GROUP = "autodist_py.compressors"
 HALVES = ("float16", "bfloat16")
@@ -269,9 +268,7 @@ def _find(name: str, what: str) -> Any:
         registered = {one.name: one.value for one in entry_points(group=ENTRY_POINT_GROUP)}
         if name not in registered:
             known = [*COMPRESSORS, *sorted(registered)]
-            raise StrategyError(
-                f"{what} must be one of {', '.join(known)}, or module:Name; got {name!r}; {known_names(name, known)}"
-            )
+            raise StrategyError(f"{what} must be one of {', '.join(known)}, or module:Name; got {name!r}")
         location = registered[name]
     module, _, attribute = location.partition(":")
     try:

@@ -128,7 +128,7 @@ def read(path: str) -> str:
         return ""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """The lab, up for all tests of it. There is one in a machine at a time."""
     lacking = why_there_is_no_lab()

@@ -14,13 +14,16 @@ from autodist_py.kernel.parcel import Parcel
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.strategy import Strategy, shard_name
 
+UNDER_WAY = 2
+"""How many collectives a worker has under way at once: benchmarks/step_time.py, docs/performance.md."""
+
 
 class Promise(Enum):
     """What holds of a program's graph from some pass on."""
 
     COMBINED = "gradients and statistics are combined over all replicas before anything reads them"
     PLACED = "every op has a device, and an update that of its variable"
-    ORDERED = "each launch waits for the one before it, or is found by its name and always run"
+    ORDERED = "each launch waits for those before it but one, or is found by its name and always run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +247,18 @@ class Program:
     def is_single(self) -> bool:
         """Whether there is one replica alone: nothing to split, nothing to combine."""
         return len(self.place.everyone) == 1
+
+    def successions(self) -> Iterator[tuple[Launch, Launch]]:
+        """Of two collectives each, the one that has to be done before the other is launched.
+
+        Rings are found by their keys, so two may be under way at once, and a small one holds no large one up. NCCL's
+        must be launched in one order on all devices. Those that are found by their names need none.
+        """
+        ordered = [launch for launch in self.launches if not launch.by_name]
+        hints = {self.graph.nodes[op].attr["communication_hint"].s for launch in ordered for op in launch.ops}
+        under_way = 1 if b"nccl" in hints else UNDER_WAY
+        for distance in range(under_way, 2 * under_way):  # By way of these it waits for all others, too.
+            yield from zip(ordered, ordered[distance:], strict=False)
 
     def copies(self, tensor: str) -> Iterator[str]:
         """Where `tensor` of the captured graph stands now: on each local replica, or once if it is shared."""

@@ -13,10 +13,9 @@ Once the pass that brings it about has run:
 
 8. A gradient or statistic that differs between replicas is read as the kernel's own ops combine it.
 9. Every op has a device, and one that writes a variable that of the variable.
-10. Collectives are launched in one order: each waits for the one before it; one that is found by its name is run.
+10. Collectives are launched in one order: each waits for those before it but one; one found by its name is run.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -217,7 +216,7 @@ def _check_order(program: Program, _: Iterable[tf.compat.v1.NodeDef]) -> None:
     named = {op for launch in program.launches if launch.by_name for op in launch.ops}
     if idle := named - set(program.run_ops):
         raise InvalidGraphError(f"collective '{min(idle)}' is not among the ops to run: a worker could leave it out")
-    for earlier, later in itertools.pairwise(launch for launch in program.launches if not launch.by_name):
+    for earlier, later in program.successions():
         for op in later.ops:
             missing = {f"^{name}" for name in earlier.ops} - set(program.graph.nodes[op].input)
             if missing:

@@ -1,11 +1,11 @@
 """Place and order: every op has a device, and every worker launches its collectives in the same order."""
 
-from itertools import pairwise
-
+import networkx as nx
 import pytest
 import tensorflow as tf
 
 from autodist_py.kernel.names import op_of
+from autodist_py.kernel.passes.order import Order
 from autodist_py.kernel.program import Promise
 from autodist_py.proto.graph_item import GraphItem
 from tests.kernel import programs
@@ -70,15 +70,26 @@ def test_a_group_is_launched_after_the_combined_gradients_that_it_is_computed_fr
     assert [launch.what for launch in launches] == [f"dense gradients of v{index}" for index in range(3)]
 
 
-def test_each_collective_waits_for_all_ops_of_the_one_before():
-    item = ITEMS["sparse"]
-    program = programs.after("order", item, programs.place(2, 2), programs.all_reduce(item, spec="RING"))
+@pytest.mark.parametrize("hint", [b"ring", b"nccl"])
+def test_each_collective_waits_for_all_before_it_but_one_and_nccls_for_all(hint):
+    strategy = programs.all_reduce(ITEMS["sparse"], spec="RING", chunk_size=1)
+    program = programs.after("fetch", ITEMS["sparse"], programs.place(2, 2), strategy)
+    for launch in program.launches:
+        for op in launch.ops:
+            program.graph.nodes[op].attr["communication_hint"].s = hint
+    program = Order()(program)
     assert Promise.ORDERED in program.holds
-    view = program.graph
+    assert len(program.launches) > 4
     assert max(len(launch.ops) for launch in program.launches) == 2
-    for earlier, later in pairwise(program.launches):
+    graph = program.graph.digraph
+    waits_for_the_one_before = []
+    for number, later in enumerate(program.launches):
         for op in later.ops:
-            assert {f"^{name}" for name in earlier.ops} <= set(view.nodes[op].input)
+            behind = nx.ancestors(graph, op)
+            awaited = [set(earlier.ops) <= behind for earlier in program.launches[:number]]
+            assert all(awaited[:-1]), "all before it but one"
+            waits_for_the_one_before += awaited[-1:]
+    assert all(waits_for_the_one_before) == (hint == b"nccl")
 
 
 def test_every_op_has_a_device_and_an_update_that_of_its_variable():

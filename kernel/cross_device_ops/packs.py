@@ -63,7 +63,7 @@ def reduce_in_packs(
     }
     results: dict[int, list[Value]] = {}
     for pack in packs(dense):
-        reduced = _reduce_pack([batch[position] for position in pack], devices, destinations, reduce)
+        reduced = reduce_pack([batch[position] for position in pack], devices, destinations, reduce)
         results |= zip(pack, reduced, strict=True)
     for position in range(len(batch)):
         if position not in results:
@@ -71,9 +71,20 @@ def reduce_in_packs(
     return [results[position] for position in range(len(batch))]
 
 
-def _reduce_pack(
+def reduce_pack(
     values: Sequence[Sequence[tf.Tensor]], devices: Sequence[str], destinations: Sequence[str], reduce: Reduce
 ) -> list[list[tf.Tensor]]:
+    """What `reduce` makes of values of one type and static shapes, laid into one buffer on each device.
+
+    Args:
+        values: for each value the replicas' values.
+        devices: where these are.
+        destinations: where `reduce` delivers.
+        reduce: from a buffer per device to a buffer per destination.
+
+    Returns:
+        For each value one per destination.
+    """
     buffers = []
     for device, tensors in zip(devices, zip(*values, strict=True), strict=True):
         with tf.device(device):

@@ -11,6 +11,7 @@ from autodist_py.kernel.cross_device_ops.collective import Collectives
 from autodist_py.kernel.cross_device_ops.rows import TRAVELS
 from autodist_py.kernel.fragment import trace
 from autodist_py.kernel.names import KERNEL_SCOPE, on_replica, op_of
+from autodist_py.kernel.outputs import differing, reduction_of
 from autodist_py.kernel.passes.launches import with_launches
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.rewrite import Edits
@@ -23,7 +24,7 @@ from autodist_py.proto.graph_item import Output
 class Fetch:
     """Each fetch is what one device would have returned for the whole batch.
 
-    Requires: a replicated graph; each fetch names replica 0's tensor, or a shared one.
+    Requires: a replicated graph; each fetch names replica 0's tensor, a shared one, or one that is combined.
     Ensures: a fetch that depends on a replica's own examples is, by case:
         1. first dimension unknown, and not summed over: the replicas' rows, in order; of all workers with
             `batch="global"`, else this one's;
@@ -39,10 +40,9 @@ class Fetch:
         if program.is_single:
             return program
         stages: dict[int, list[int]] = {}
-        for position, output in enumerate(program.item.outputs):
-            op = op_of(output.tensor)
-            if op in program.analysis.varying and op not in program.shared:
-                stages.setdefault(program.analysis.stage[op], []).append(position)
+        for position, output in differing(program):
+            if program.fetches[position] == on_replica(0, output.tensor):  # Else it has travelled with gradients.
+                stages.setdefault(program.analysis.stage[op_of(output.tensor)], []).append(position)
         for stage, positions in sorted(stages.items()):
             program = _combine_stage(program, stage, positions)
         return program
@@ -69,31 +69,19 @@ def _combine_stage(program: Program, stage: int, positions: Sequence[int]) -> Pr
 
 def _part(program: Program, output: Output) -> Part:
     dtype = tf.as_dtype(output.dtype)
-    copies = tuple(on_replica(replica, output.tensor) for replica in range(program.num_local_replicas))
-    is_combined = output.reduction in ("mean", "sum", "same")
-    if not is_combined and output.shape is not None and output.shape[:1] == (None,):
-        return _rows(program, output, copies)
-    if output.shape is None or None in output.shape:
-        raise CaptureError(
-            f"result '{output.tensor}' has the shape {tf.TensorShape(output.shape)} and differs between replicas; only "
-            "the first dimension, the batch, may be unknown"
-            + (f", and this is a {output.reduction} over it" if is_combined else "")
-            + ". Return it with the batch first, or with a static shape"
-        )
-    default = program.options.fetch_reduction if dtype.is_floating else "first"
-    known = {"mean": "mean", "sum": "sum", "same": "first"}
-    return Part(copies, dtype, output.shape, known.get(output.reduction, default))
-
-
-def _rows(program: Program, output: Output, copies: tuple[str, ...]) -> Part:
-    """Case 1."""
-    dtype = tf.as_dtype(output.dtype)
-    if program.options.batch == "local":
-        return Part(copies, dtype, output.shape, "local rows")
-    if len(program.place.workers) > 1 and dtype not in TRAVELS:
+    reduction = reduction_of(program, output)
+    if reduction == "rows" and len(program.place.workers) > 1 and dtype not in TRAVELS:
         raise CaptureError(
             f"result '{output.tensor}' is of type {dtype.name}, and its rows are on several workers, whose "
             f"collectives carry {', '.join(sorted(kind.name for kind in TRAVELS))}. Leave it out of the "
             "step's results, or return what it is made from"
         )
-    return Part(copies, dtype, output.shape, "rows")
+    if reduction not in ("rows", "local rows") and (output.shape is None or None in output.shape):
+        raise CaptureError(
+            f"result '{output.tensor}' has the shape {tf.TensorShape(output.shape)} and differs between replicas; only "
+            "the first dimension, the batch, may be unknown"
+            + (f", and this is a {output.reduction} over it" if output.reduction in ("mean", "sum", "same") else "")
+            + ". Return it with the batch first, or with a static shape"
+        )
+    copies = tuple(on_replica(replica, output.tensor) for replica in range(program.num_local_replicas))
+    return Part(copies, dtype, output.shape, reduction)

@@ -20,7 +20,7 @@ class Synchronize:
         (`Identity`: capture makes them), so that all that reads a gradient reads it there.
     Ensures: those ops pass on the combined gradient, as far as its compressor keeps it: the sum over replicas, each
         weighted by its share of the examples (loss "mean"), or plain ("sum"). Clipping, schedules and the update, which
-        read them, are as on one device.
+        read them, are as on one device. Outputs that have travelled with gradients are combined, too.
     """
 
     name: ClassVar[str] = "synchronize"
@@ -28,20 +28,23 @@ class Synchronize:
     def __call__(self, program: Program) -> Program:
         if program.is_single:
             return program
-        view = program.graph
+        view, fetches = program.graph, list(program.fetches)
         edits = Edits()
         for group in all_reduce.groups(program):
             collectives, recorder = Collectives(program.place, program.next_instance_key), Recorder()
             fragment = all_reduce.combine(program, group, view, collectives, recorder)
             edits.add(fragment.nodes)
-            for gradient, copies in zip(group.gradients, fragment.outputs, strict=True):
+            combined = iter(fragment.outputs)
+            for gradient, copies in zip(group.gradients, combined, strict=False):
                 for replica, tensors in enumerate(copies):
                     for seam, tensor in zip(gradient.tensors, tensors, strict=True):
                         edits.set_input(on_replica(replica, op_of(seam)), 0, tensor)
+            for position, copies in zip(group.outputs, combined, strict=True):
+                fetches[position] = copies[0][0]
             program = with_launches(program, collectives, rank=group.rank(program), what=str(group))
             program = replace(
                 program,
                 memories=(*program.memories, *recorder.memories),
                 run_ops=(*program.run_ops, *recorder.writers),
             )
-        return replace(program, graph=edits.apply(view))
+        return replace(program, graph=edits.apply(view), fetches=tuple(fetches))

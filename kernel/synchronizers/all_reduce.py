@@ -1,10 +1,11 @@
 """AllReduce: every replica gets the combined gradient, and computes the same update of its own copy.
 
 Dense gradients of one group and dtype are packed into buffers, as back-propagation finishes them, weighted, reduced and
-split. A gradient that is larger than a buffer is reduced in pieces. Sparse gradients are gathered: the rows of all
-replicas, in replica order, with each replica's values weighted. Of one lookup these are the rows of one device, in its
-order; of several lookups in one table, the same rows grouped by replica. A worker adds up its rows of one index before
-it sends them where that makes no difference to the update.
+split. Outputs that are combined in the same way, the loss say, travel with the first that share a buffer. A gradient
+that is larger than a buffer is reduced in pieces. Sparse gradients are gathered: the rows of all replicas, in replica
+order, with each replica's values weighted. Of one lookup these are the rows of one device, in its order; of several
+lookups in one table, the same rows grouped by replica. A worker adds up its rows of one index before it sends them
+where that makes no difference to the update.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,22 +16,23 @@ import tensorflow as tf
 
 from autodist_py.kernel.compressors.codec import Wire
 from autodist_py.kernel.compressors.rounding import rounded, travelling
-from autodist_py.kernel.cross_device_ops import packing
 from autodist_py.kernel.cross_device_ops.choice import fitting
 from autodist_py.kernel.cross_device_ops.collective import CARRIED_BY_HOROVOD, REDUCIBLE, Collectives, on_each
 from autodist_py.kernel.cross_device_ops.collective_all_reduce import AUTOMATIC_PACK_BYTES, CollectiveAllReduce
 from autodist_py.kernel.cross_device_ops.copying import ReductionToOneDevice
-from autodist_py.kernel.fragment import Fragment, trace
+from autodist_py.kernel.cross_device_ops.packs import reduce_pack
+from autodist_py.kernel.fragment import Fragment, TensorSpec, trace
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.memory import Recorder
-from autodist_py.kernel.names import KERNEL_SCOPE, op_of
+from autodist_py.kernel.names import KERNEL_SCOPE, on_replica, op_of
+from autodist_py.kernel.outputs import differing, reduction_of
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.synchronizers.coding import Coding
 from autodist_py.kernel.synchronizers.lookups import adds_rows_up
 from autodist_py.kernel.weights import batch_specs, raw_gradient, replica_weights, sum_duplicates, weighted
 from autodist_py.proto.compressors import Compressor, HorovodCompressor, NoneCompressor, compressor_of
 from autodist_py.proto.errors import StrategyError
-from autodist_py.proto.graph_item import Gradient
+from autodist_py.proto.graph_item import Gradient, Output
 from autodist_py.proto.synchronizers import AllReduceSynchronizer
 
 _LOCAL_FIRST = frozenset({"AUTO", "HOROVOD"})
@@ -51,6 +53,7 @@ class Group:
 
     Gradients of one stage do not depend on one another's combined values (a generator's would on its discriminator's).
     `pack` numbers those that are alike but for their gradients, as what is larger is packed into several buffers.
+    `outputs` are the program's outputs, by their positions, that are combined along with the gradients.
     """
 
     synchronizer: AllReduceSynchronizer
@@ -59,6 +62,7 @@ class Group:
     dtype: tf.DType
     gradients: tuple[Gradient, ...]
     pack: int = 0
+    outputs: tuple[int, ...] = ()
 
     @property
     def is_sparse(self) -> bool:
@@ -83,13 +87,44 @@ class Group:
         """Where the group's collective stands among others: by stage, then when its last gradient is ready."""
         return (self.stage, 0, max(program.analysis.gradient_depth(gradient) for gradient in self.gradients))
 
+    def carries(self, program: Program, output: Output) -> bool:
+        """Whether the output can be combined along with these gradients, which are laid into one buffer anyway."""
+        return (
+            not self.is_sparse
+            and len(self.gradients) > 1
+            and isinstance(self.compressor, NoneCompressor)
+            and self.dtype.name == output.dtype
+            and output.shape is not None
+            and None not in output.shape
+            and self._bytes(program) + _output_bytes(output) <= _pack_bytes(self.synchronizer)
+            and self.reduction == reduction_of(program, output)
+            and program.analysis.stage[op_of(output.tensor)] < self.stage  # It is not computed from what is combined.
+        )
+
+    def _bytes(self, program: Program) -> int:
+        outputs = [program.item.outputs[position] for position in self.outputs]
+        gradients = [_wire_bytes(program, self.synchronizer, gradient) for gradient in self.gradients]
+        return sum(gradients) + sum(map(_output_bytes, outputs))
+
     def __str__(self) -> str:
         names = ", ".join(gradient.variable for gradient in self.gradients)
         return f"{'sparse' if self.is_sparse else 'dense'} gradients of {names}"
 
 
-def groups(program: Program) -> Iterator[Group]:
-    """The gradients of `program` that are synchronized by AllReduce, as they are reduced together."""
+def groups(program: Program) -> list[Group]:
+    """The gradients of `program` that are synchronized by AllReduce, as they are reduced together.
+
+    An output that can be combined along with gradients is so with those that are ready first.
+    """
+    found = sorted(_gradient_groups(program), key=lambda group: group.rank(program))
+    for position, output in differing(program):
+        carrier = next((index for index, group in enumerate(found) if group.carries(program, output)), None)
+        if carrier is not None:
+            found[carrier] = replace(found[carrier], outputs=(*found[carrier].outputs, position))
+    return found
+
+
+def _gradient_groups(program: Program) -> Iterator[Group]:
     dense: dict[tuple[AllReduceSynchronizer, int, str, tf.DType], list[Gradient]] = {}
     graph = program.analysis.captured
     for gradient in program.item.gradients:
@@ -117,6 +152,11 @@ def _wire_bytes(program: Program, synchronizer: AllReduceSynchronizer, gradient:
     variable = program.item.variable(gradient.variable)
     compressor = compressor_of(synchronizer.compressor, "compressor")
     return compressor.wire_bytes(variable.shape, tf.as_dtype(variable.dtype).size)
+
+
+def _output_bytes(output: Output) -> int:
+    """Of an output of a static shape."""
+    return int(tf.TensorShape(output.shape).num_elements()) * tf.as_dtype(output.dtype).size
 
 
 def _pack_bytes(synchronizer: AllReduceSynchronizer) -> int:
@@ -169,47 +209,43 @@ def combine(program: Program, group: Group, view: GraphView, collectives: Collec
 
     What the compressor keeps from step to step is `recorder`'s.
 
-    The fragment's outputs are, for each gradient, for each local replica, the combined tensors: one of a dense
-    gradient; indices, values and dense shape of a sparse one.
+    The fragment's outputs are, for each gradient and then each output, for each local replica, the combined tensors:
+    indices, values and dense shape of a sparse gradient; else one.
     """
-    raw = [
-        [raw_gradient(program, gradient, view, replica) for replica in range(program.num_local_replicas)]
-        for gradient in group.gradients
+    replicas = range(program.num_local_replicas)
+    raw = [[raw_gradient(program, gradient, view, replica) for replica in replicas] for gradient in group.gradients]
+    outputs = [program.item.outputs[position] for position in group.outputs]
+    carried = [
+        [[TensorSpec(on_replica(replica, output.tensor), group.dtype, output.shape)] for replica in replicas]
+        for output in outputs
     ]
 
-    def reduce(batch: Sequence[tf.Tensor], gradients: list[list[list[tf.Tensor]]]) -> list[list[list[tf.Tensor]]]:
+    def reduce(batch: Sequence[tf.Tensor], values: list[list[list[tf.Tensor]]]) -> list[list[list[tf.Tensor]]]:
         with tf.device(program.place.host):
             weights = replica_weights(program, batch, group.reduction)
         if group.is_sparse:
-            return [_reduce_sparse(program, group, gradients[0], weights, collectives)]
-        dense = [[tensors[0] for tensors in copies] for copies in gradients]
+            return [_reduce_sparse(program, group, values[0], weights, collectives)]
+        dense = [[tensors[0] for tensors in copies] for copies in values]
         if _is_coded(program, group, collectives):
             return _reduce_coded(program, group, dense, weights, collectives, recorder)
         return _reduce_dense(program, group, dense, weights, collectives)
 
-    return trace(reduce, [batch_specs(program), raw], scope=group.scope)
+    return trace(reduce, [batch_specs(program), raw + carried], scope=group.scope)
 
 
 def _reduce_dense(
     program: Program,
     group: Group,
-    gradients: Sequence[Sequence[tf.Tensor]],
+    values: Sequence[Sequence[tf.Tensor]],
     weights: Sequence[tf.Tensor],
     collectives: Collectives,
 ) -> list[list[list[tf.Tensor]]]:
-    replicas = program.place.local_replicas
-    buffers = []
-    for position, replica in enumerate(replicas):
-        with tf.device(replica.device):
-            buffers.append(weighted(packing.pack([copies[position] for copies in gradients]), weights[position]))
-    devices = [replica.device for replica in replicas]
-    reduced = _operation(program, group, collectives).reduce(buffers, devices)
-    shapes = [tuple(copies[0].shape) for copies in gradients]
-    unpacked = []
-    for replica, buffer in zip(replicas, reduced, strict=True):
-        with tf.device(replica.device):
-            unpacked.append(packing.unpack(buffer, shapes))
-    return [[[tensor] for tensor in copies] for copies in zip(*unpacked, strict=True)]
+    devices = [replica.device for replica in program.place.local_replicas]
+    operation = _operation(program, group, collectives)
+    reduced = reduce_pack(
+        values, devices, devices, lambda buffers: operation.reduce(_weighted(buffers, weights, devices), devices)
+    )
+    return [[[tensor] for tensor in copies] for copies in reduced]
 
 
 def _operation(program: Program, group: Group, collectives: Collectives) -> CollectiveAllReduce:

@@ -70,6 +70,51 @@ def test_gradients_are_packed_and_launched_as_back_propagation_finishes_them():
     assert reductions(program) == ["dense gradients of w2, w1", "dense gradients of w0"]
 
 
+def collectives_of(step, bytes_per_pack=0, compressor="NoneCompressor"):
+    """The first words of what each of two workers launches."""
+    item = steps.capture(step, tf.ones([4, 2], tf.float64)).item
+    synchronizer = AllReduceSynchronizer("RING", compressor, bytes_per_pack=bytes_per_pack)
+    config = tuple(Node(one.name, synchronizer) for one in item.trainable_variables)
+    program = programs.after("order", item, programs.place(1, 1), Strategy(config, ("127.0.0.1:CPU:0",)))
+    return [launch.what.split()[0] for launch in program.launches]
+
+
+def regression(*, reduce=tf.reduce_mean, variables=2, returned=lambda loss, x, gradients: loss):
+    """Of two features."""
+    weights = [tf.Variable([[0.5], [0.25]], dtype=tf.float64, name=f"w{number}") for number in range(variables)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = reduce(sum(x @ weight for weight in weights) ** 2)
+        gradients = tape.gradient(loss, weights)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return returned(loss, x, gradients)
+
+    return step
+
+
+@pytest.mark.parametrize("reduce", [tf.reduce_mean, tf.reduce_sum])
+def test_a_loss_travels_with_the_gradients_that_share_a_buffer(reduce):
+    assert collectives_of(regression(reduce=reduce)) == ["dense"]
+
+
+@pytest.mark.parametrize(
+    ("step", "settings"),
+    [
+        (regression(variables=1), {}),
+        (regression(), {"bytes_per_pack": 2 * 2 * 8}),
+        (regression(), {"compressor": "HorovodCompressor"}),
+        (regression(returned=lambda loss, x, gradients: tf.cast(loss, tf.float32)), {}),
+        (regression(returned=lambda loss, x, gradients: tf.reduce_sum(x)), {}),
+        (regression(returned=lambda loss, x, gradients: tf.reduce_mean(x @ gradients[0])), {}),
+    ],
+    ids=["no-buffer", "a-full-buffer", "a-compressor", "another-type", "a-sum", "computed-from-gradients"],
+)
+def test_a_loss_travels_by_itself_where_gradients_cannot_carry_it(step, settings):
+    assert sorted(collectives_of(step, **settings)) == ["dense", "fetches"]
+
+
 @pytest.mark.parametrize(("bytes_per_pack", "launched"), [(0, 1), (8 * 144, 3), (8 * 48, 9)])
 def test_a_gradient_that_is_larger_than_a_buffer_is_reduced_in_pieces(bytes_per_pack, launched):
     item = three_layers(side=12)

@@ -1,0 +1,27 @@
+"""How the outputs of a program that differ between replicas become what one device would have returned."""
+
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from autodist_py.kernel.names import op_of
+from autodist_py.kernel.program import Program
+from autodist_py.proto.graph_item import Output
+
+
+def differing(program: Program) -> Iterator[tuple[int, Output]]:
+    """The outputs that depend on a replica's own examples, with their positions among all."""
+    for position, output in enumerate(program.item.outputs):
+        op = op_of(output.tensor)
+        if op in program.analysis.varying and op not in program.shared:
+            yield position, output
+
+
+def reduction_of(program: Program, output: Output) -> str:
+    """How an output that differs is combined, as `combining.Part` says; passes/fetch.py has the cases."""
+    known = {"mean": "mean", "sum": "sum", "same": "first"}
+    if output.reduction in known:
+        return known[output.reduction]
+    if output.shape is not None and output.shape[:1] == (None,):
+        return "local rows" if program.options.batch == "local" else "rows"
+    return program.options.fetch_reduction if tf.as_dtype(output.dtype).is_floating else "first"

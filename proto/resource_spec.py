@@ -313,6 +313,13 @@ def _check_ssh(nodes: tuple[NodeSpec, ...], groups: Mapping[str, SSHConfig]) -> 
             raise problem("ssh", name, "an entry of `ssh` has a name", "write one of your choice")
         if not 0 < config.port < 65536:
             raise problem(f"ssh.{name}.port", config.port, "a port is between 1 and 65535", "22 is the usual one")
+        for variable, value in config.shared_envs:
+            if not re.fullmatch(r"[A-Za-z_]\w*", variable, re.ASCII):
+                rule = "the name of a variable has letters, digits and underscores, and begins with no digit"
+                raise problem(f"ssh.{name}.shared_envs", variable, rule, "write one such as LD_LIBRARY_PATH")
+            if "\0" in value:
+                rule = "the value of a variable has no NUL character"
+                raise problem(f"ssh.{name}.shared_envs.{variable}", value, rule, "leave it out")
     for index, node in enumerate(nodes):
         if node.ssh_config is not None and node.ssh_config not in groups:
             rule = "an ssh_config names an entry of `ssh`"

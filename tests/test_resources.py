@@ -96,6 +96,8 @@ TWO = "nodes: [{address: 10.0.0.1, chief: true}, {address: 10.0.0.2%s}]"
         ("nodes: [{address: -oProxyCommand}]", "nodes[0].address", ["host name"]),
         (TWO % "" + "\nssh: {lab: {port: 70000}}", "ssh.lab.port", ["70000", "65535"]),
         (TWO % "" + "\nssh: {'': {}}", "ssh", ["has a name"]),
+        (TWO % "" + "\nssh: {lab: {shared_envs: {A=B: c}}}", "ssh.lab.shared_envs", ["'A=B'", "LD_LIBRARY_PATH"]),
+        (TWO % "" + '\nssh: {lab: {shared_envs: {A: "\\0"}}}', "ssh.lab.shared_envs.A", ["NUL", "leave it out"]),
         # Contradictions.
         ("nodes: [{address: a, chief: true}, {address: a}]", "nodes[1].address", ["'a'", "nodes[0]"]),
         (TWO % ", chief: true", "nodes[1].chief", ["one node is the chief", "nodes[0]"]),

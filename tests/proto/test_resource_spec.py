@@ -10,6 +10,11 @@ from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec, SSHConfig
 from autodist_py.resources import parse_resource_spec
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
+environments = st.dictionaries(
+    st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,5}", fullmatch=True),
+    st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=3),
+    max_size=2,
+)
 indices = st.lists(st.integers(0, 2**31 - 1), max_size=3, unique=True).map(tuple)
 
 
@@ -24,7 +29,7 @@ def resource_specs(draw):
                 st.integers(1, 65535),
                 st.none() | texts,
                 st.none() | texts,
-                st.dictionaries(texts, st.text(max_size=3), max_size=2).map(lambda envs: tuple(envs.items())),
+                environments.map(lambda envs: tuple(envs.items())),
             ),
             max_size=2,
         )

@@ -10,11 +10,15 @@ INSTALLED := .venv/.installed
 demo: $(INSTALLED)
 	TF_CPP_MIN_LOG_LEVEL=1 $(BIN)/autodist run --local 2 examples/digits.py --compare
 
+# Two modules at a time, as most tests wait for other processes; then what bears nothing beside it. Fails if either does.
+RUN_TESTS = $(BIN)/pytest -n 2 --dist loadfile -m "not alone$(1)"; together=$$?; \
+	$(BIN)/pytest -m "alone$(1)" && exit $$together
+
 test: $(INSTALLED)
-	$(BIN)/pytest -m "not slow"
+	$(call RUN_TESTS, and not slow)
 
 test-all: $(INSTALLED)
-	$(BIN)/pytest
+	$(call RUN_TESTS)
 
 fuzz: $(INSTALLED)
 	FUZZ_EXAMPLES=2000 $(BIN)/pytest -s tests/test_random_programs.py

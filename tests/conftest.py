@@ -22,6 +22,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     items.sort(key=lambda item: (modules.index(item.path), names_of_shapes.index(cluster_of(item))))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What is marked `alone` fails in one of several processes (pytest-xdist's): it would measure what others do."""
+    if hasattr(item.config, "workerinput") and item.get_closest_marker("alone"):
+        pytest.fail(f"{item.nodeid} is marked `alone`, and others run beside it; leave out -n, or what is alone", False)
+
+
 def mark_turns(items: list[pytest.Item]) -> None:
     """`on(n)`: each of a test's cases is run on n of its clusters, in turns; on the others it is slow."""
     tests: dict[tuple[str, int], dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))

@@ -105,6 +105,7 @@ def test_bytes_that_are_not_utf8_do_not_end_the_run(script):
     assert (done.returncode, done.stdout) == (0, "[0] �\n")
 
 
+@pytest.mark.alone
 def test_on_a_terminal_ranks_are_coloured_and_an_unfinished_line_is_shown(script):
     shown = on_a_terminal(
         "run", "--local", 1, script(r"import time; print('text'); print('\r50%', end=''); time.sleep(1); print()")
@@ -114,6 +115,7 @@ def test_on_a_terminal_ranks_are_coloured_and_an_unfinished_line_is_shown(script
     assert "\x1b[36m[0] \x1b[0m50%" in shown.rpartition("text")[2].partition("\n")[2].partition("\n")[0]
 
 
+@pytest.mark.alone
 def test_on_a_terminal_other_workers_lines_come_above_the_chiefs_unfinished_line(script):
     shown = on_a_terminal(
         "run",
@@ -253,6 +255,7 @@ def test_the_run_ends_when_nobody_reads_its_output_any_more(script, started):
     assert not is_running(chief)
 
 
+@pytest.mark.alone
 def test_a_process_that_the_script_leaves_behind_does_not_hold_the_run(script):
     path = script("import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(5)'])")
     start = time.monotonic()

@@ -223,6 +223,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @is_installed
+@pytest.mark.alone
 def test_a_script_that_ends_well_ends_at_once(start: Start) -> None:
     run = start(steps=20)
     run.wait_for("over", 2)
@@ -231,6 +232,7 @@ def test_a_script_that_ends_well_ends_at_once(start: Start) -> None:
 
 
 @is_installed
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("number", "words"),
     [
@@ -251,6 +253,7 @@ def test_a_worker_that_is_killed_or_stands_still_ends_the_run_with_one_cause(
 
 
 @is_installed
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_chief_that_is_killed_ends_the_others(start: Start) -> None:
     run = start()

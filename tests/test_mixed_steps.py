@@ -139,6 +139,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("half", ["local", "remote"])
 def test_an_exception_in_either_half_leaves_no_thread_behind(tmp_path: Path, half: str) -> None:
     builder = "PerVariable(builders={'first': 'AllReduce'}, default='PS')"

@@ -57,6 +57,7 @@ def one_graph() -> None:
         session.run(training.train, dict(zip(training.feeds, batches("both")[0], strict=True)))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("cluster", "door"),
     [

@@ -51,6 +51,7 @@ def killed(builder: StrategyBuilder, victim: int, folder: str) -> None:
                 raise
 
 
+@pytest.mark.alone
 @on_three
 @pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)
 def test_a_killed_worker_or_server_ends_the_run_with_its_cause(

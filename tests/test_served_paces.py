@@ -17,6 +17,8 @@ from tests.cluster_pool import THREE_WORKERS, TWO_WORKERS, Cluster
 from tests.oracle import assert_close
 from tests.served import InShards, Spread, descending
 
+pytestmark = pytest.mark.alone
+
 on_three = pytest.mark.parametrize(
     "cluster", [THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
 )

@@ -5,6 +5,8 @@ import pytest
 from benchmarks import server_bytes
 from tests.cluster_pool import THREE_WORKERS, TWO_WORKERS, Cluster
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize(
     ("cluster", "name"),

@@ -198,3 +198,11 @@ def built_wheel(source: Path, folder: Path) -> Path:
 def packaged(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def test_what_bears_nothing_beside_it_fails_in_one_of_several_processes():
+    a_test = "tests/runtime/test_launcher.py::test_an_ipv6_address_stands_in_brackets_before_its_port"
+    command = [sys.executable, "-m", "pytest", "-n", "1", a_test]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "is marked `alone`, and others run beside it" in done.stdout

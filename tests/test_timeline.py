@@ -11,6 +11,8 @@ import pytest
 from autodist_py.timeline import FIRST_STEP, STEPS
 from tests.test_plan import AUTODIST, ROOT
 
+pytestmark = pytest.mark.alone
+
 SCRIPT = """
 import sys
 import numpy as np

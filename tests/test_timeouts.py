@@ -18,9 +18,10 @@ from tests.cluster_pool import TWO_WORKERS, CaseFailedError, Cluster
 STEPS = 15
 """More than those in which workers compare what they are given."""
 
-pytestmark = pytest.mark.parametrize(
-    "cluster", [TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
-)
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.parametrize("cluster", [TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"),
+]
 
 
 def train(builder: StrategyBuilder, victim: int, does: str, folder: str) -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks import compile_time
 
+pytestmark = pytest.mark.alone
+
 LAYERS = 20
 SLACK = 3.0  # On top of linear: clocks, caches and other processes are not exact.
 

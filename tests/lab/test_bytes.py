@@ -9,6 +9,8 @@ import pytest
 from tests.lab.conftest import Lab
 from tests.lab.test_ssh import ENDED_SECONDS, SPEC, SSH
 
+pytestmark = pytest.mark.alone
+
 LARGEST_SHARES = {
     "HorovodCompressor": 0.52,
     "HorovodCompressorEF": 0.52,

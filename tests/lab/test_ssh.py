@@ -13,6 +13,8 @@ import pytest
 
 from tests.lab.conftest import Lab, Run
 
+pytestmark = pytest.mark.alone
+
 HEARTBEAT_SECONDS = 3.0
 ENDED_SECONDS = 15.0
 

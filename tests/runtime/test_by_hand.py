@@ -14,6 +14,8 @@ from autodist_py.runtime.chief import Chief
 from autodist_py.settings import Settings
 from tests.processes import ROOT
 
+pytestmark = pytest.mark.alone
+
 SCRIPT = """
 import sys, time
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec

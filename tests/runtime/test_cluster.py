@@ -25,6 +25,8 @@ from autodist_py.runtime.cluster import join_cluster
 from autodist_py.settings import Settings
 from tests.processes import ROOT, is_running
 
+pytestmark = pytest.mark.alone
+
 END_SECONDS = 10.0
 
 PREAMBLE = """

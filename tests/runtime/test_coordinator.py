@@ -13,6 +13,8 @@ from autodist_py.runtime import coordinator as coordinator_module
 from autodist_py.runtime.coordinator import Coordinator, Limit, Membership
 from autodist_py.runtime.service import ChiefLostError, CoordinatorClient, serve
 
+pytestmark = pytest.mark.alone
+
 ADDRESSES = ("127.0.0.1", "127.0.0.2")
 
 

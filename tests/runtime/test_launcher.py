@@ -14,6 +14,8 @@ from autodist_py.runtime.launcher import Job, LocalLauncher, stop_workers
 from autodist_py.runtime.ports import HeldPort, host_and_port
 from tests.processes import Lines, is_running
 
+pytestmark = pytest.mark.alone
+
 NODE = NodeSpec("127.0.0.2")
 
 

@@ -21,6 +21,8 @@ from autodist_py.runtime.ssh_launcher import SshLauncher, remote_environment, sh
 from autodist_py.settings import Settings
 from tests.processes import ROOT, Lines, is_running
 
+pytestmark = pytest.mark.alone
+
 SECRET = "s3cr3t" * 4
 SSH = """#!/bin/sh
 for last in "$@"; do :; done

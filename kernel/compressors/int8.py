@@ -8,11 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py.kernel.compressors.codec import Dense, Slot, State, Wire, apart, flat, working
-from autodist_py.kernel.compressors.words import count, numbers_of, words_of
+from autodist_py.kernel.cross_device_ops.words import count, numbers_of, words_of
 from autodist_py.proto.compressors import Int8Compressor
 
 _LARGEST = 127
-_IN_WORD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +49,8 @@ class Int8:
         in_scale = tf.where(is_finite, in_scale, tf.zeros_like(in_scale))
         small = tf.cast(tf.clip_by_value(tf.floor(in_scale + up), -_LARGEST, _LARGEST), tf.int8)
         after: list[State] = [{"steps": steps + 1}, *({} for _ in states[1:])]
-        sent = tf.reshape(small, [-1])[: elements + -elements % _IN_WORD]
-        return tf.concat([words_of(sent), words_of(tf.reshape(scales, [-1]))], axis=0), after
+        sent = [tf.reshape(small, [-1])[:elements], tf.reshape(scales, [-1])]
+        return tf.concat([words_of(one) for one in sent], axis=0), after
 
     def decompress(
         self, travelled: tf.Tensor, gradients: Sequence[Dense], states: Sequence[State], wire: Wire
@@ -60,10 +59,9 @@ class Int8:
         dtype, block = working(gradients[0].dtype), self.compressor.block
         elements = sum(one.elements for one in gradients)
         blocks = -(-elements // block)
-        sent = elements + -elements % _IN_WORD
-        of_numbers = count(sent, tf.int8)
-        small = tf.pad(numbers_of(travelled[:, :of_numbers], tf.int8), [[0, 0], [0, blocks * block - sent]])
-        small = tf.reshape(small, [-1, blocks, block])
-        scales = tf.reshape(numbers_of(travelled[:, of_numbers:], tf.float32), [-1, blocks, 1])
+        of_numbers = count(elements, tf.int8)
+        small = numbers_of(travelled[:, :of_numbers], tf.int8, elements)
+        small = tf.reshape(tf.pad(small, [[0, 0], [0, blocks * block - elements]]), [-1, blocks, block])
+        scales = tf.reshape(numbers_of(travelled[:, of_numbers:], tf.float32, blocks), [-1, blocks, 1])
         total = tf.reshape(tf.reduce_sum(tf.cast(small, dtype) * tf.cast(scales, dtype), axis=0), [-1])[:elements]
         return apart(tf.cast(total, gradients[0].dtype), [one.shape for one in gradients]), states

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist_py.kernel.compressors.codec import Dense, Slot, State, Wire, apart, chosen, flat, working
-from autodist_py.kernel.compressors.words import count, numbers_of, words_of
+from autodist_py.kernel.cross_device_ops.words import count, numbers_of, words_of
 from autodist_py.proto.compressors import TopKCompressor
 
 
@@ -58,8 +58,9 @@ class TopK:
     ) -> tuple[list[tf.Tensor], Sequence[State]]:
         """See Codec."""
         dtype = working(gradients[0].dtype)
-        of_values = count(sum(self.compressor.kept(one.elements) for one in gradients), dtype)
-        values = tf.reshape(numbers_of(travelled[:, :of_values], dtype), [-1])
+        kept = sum(self.compressor.kept(one.elements) for one in gradients)
+        of_values = count(kept, dtype)
+        values = tf.reshape(numbers_of(travelled[:, :of_values], dtype, kept), [-1])
         places = tf.reshape(travelled[:, of_values:], [-1])
         total = tf.math.unsorted_segment_sum(values, places, sum(one.elements for one in gradients))
         return apart(tf.cast(total, gradients[0].dtype), [one.shape for one in gradients]), states

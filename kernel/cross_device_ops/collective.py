@@ -12,6 +12,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from autodist_py.kernel import horovod_adapter
+from autodist_py.kernel.cross_device_ops.words import numbers_of, words_of
 from autodist_py.kernel.device import Place
 from autodist_py.kernel.tf_adapter import Group, all_gather, all_reduce, broadcast_receive, broadcast_send
 
@@ -34,10 +35,6 @@ CARRIED = {
 }
 """The type as which values of each type travel without loss."""
 CARRIED_BY_HOROVOD = REDUCIBLE - {tf.bfloat16}
-
-
-_WORD = tf.int32
-"""What rows are gathered as."""
 
 
 def _row_counts() -> tuple[int, ...]:
@@ -135,22 +132,22 @@ class Collectives:
         kind = tf.searchsorted(tf.constant(_ROW_COUNTS, tf.int64), tf.reduce_max(sizes, keepdims=True))[0]
         length = tf.gather(tf.constant(_ROW_COUNTS, tf.int64), kind)
         kept = tf.reshape(tf.where(tf.reshape(tf.sequence_mask(sizes, length), [-1])), [-1])
-        words = [_words_of(part) for part in parts]
+        words = [words_of(_as_matrix(part)) for part in parts]
         widths = [one.shape[1] for one in words]
         sent = tf.concat([tf.reshape(_pad_rows(one, length), [-1]) for one in words], axis=0)
         everyone = self._gather(tf.expand_dims(sent, 0), self._take_keys(len(_ROW_COUNTS)) + kind)
         pieces = tf.split(everyone, [length * width for width in widths], axis=1, num=len(widths))
         return [
-            _rows_of(tf.gather(tf.reshape(piece, [-1, width]), kept), part)
+            _as_rows(tf.gather(tf.reshape(piece, [-1, width]), kept), part)
             for piece, width, part in zip(pieces, widths, parts, strict=True)
         ]
 
     def gather(self, value: tf.Tensor) -> tf.Tensor:
         """Each worker's value, of one static shape, stacked in rank order."""
         if value.dtype == tf.bfloat16:  # Reductions carry it, gathers do not.
-            flat = tf.reshape(value, [1, -1])
-            words = self.gather(tf.squeeze(_words_of(flat), 0))
-            return tf.reshape(_rows_of(words, flat), [self.num_workers, *value.shape])
+            everyone = self.gather(words_of(tf.reshape(value, [-1])))
+            numbers = numbers_of(everyone, value.dtype, value.shape.num_elements())
+            return tf.reshape(numbers, [self.num_workers, *value.shape])
         value = tf.expand_dims(value, 0)
         everyone = value if self.num_workers == 1 else self._gather(value, self._take_keys())
         everyone.set_shape([self.num_workers, *value.shape[1:]])
@@ -187,25 +184,15 @@ def _pad_rows(value: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(padded, [None, *value.shape[1:]])
 
 
-def _words_of(rows: tf.Tensor) -> tf.Tensor:
-    """Rows of numbers of any type, bit by bit, as rows of 32-bit words; narrow numbers are filled up to whole words."""
-    count, width, size = tf.shape(rows)[0], math.prod(rows.shape[1:]), rows.dtype.size
-    numbers = tf.reshape(rows, [count, width])
-    in_word = max(1, _WORD.size // size)
-    words = -(-width // in_word) * max(1, size // _WORD.size)
-    if in_word > 1:
-        numbers = tf.reshape(tf.pad(numbers, [[0, 0], [0, -width % in_word]]), [count, words, in_word])
-    return tf.reshape(tf.bitcast(numbers, _WORD), [count, words])
+def _as_matrix(rows: tf.Tensor) -> tf.Tensor:
+    """Rows of any shape as rows of numbers."""
+    return tf.reshape(rows, [tf.shape(rows)[0], math.prod(rows.shape[1:])])
 
 
-def _rows_of(words: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """The rows that `_words_of` has made words of, of the type and width of `like`."""
-    count, width, size = tf.shape(words)[0], math.prod(like.shape[1:]), like.dtype.size
-    in_word, in_number = max(1, _WORD.size // size), max(1, size // _WORD.size)
-    if in_number > 1:
-        words = tf.reshape(words, [count, width, in_number])
-    numbers = tf.reshape(tf.bitcast(words, like.dtype), [count, width + -width % in_word])
-    return tf.reshape(numbers[:, :width], [count, *like.shape[1:]])
+def _as_rows(words: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Rows of the shape and type of `like`, given by their words."""
+    numbers = numbers_of(words, like.dtype, math.prod(like.shape[1:]))
+    return tf.reshape(numbers, [tf.shape(words)[0], *like.shape[1:]])
 
 
 def on_each(value: tf.Tensor, devices: Sequence[str]) -> list[tf.Tensor]:

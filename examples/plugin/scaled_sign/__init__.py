@@ -11,9 +11,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist_py.kernel.compressors.codec import Dense, Slot, State, Wire, chosen
-from autodist_py.kernel.compressors.words import numbers_of, words_of
-
-_PER_WORD = 4
+from autodist_py.kernel.cross_device_ops.words import count, numbers_of, words_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +24,7 @@ class ScaledSign:
 
     def wire_bytes(self, shape: tuple[int, ...], item: int) -> int:
         """The bytes of the signs, in whole words, and of the mean."""
-        return _PER_WORD * -(-math.prod(shape) // _PER_WORD) + 4
+        return 4 * count(math.prod(shape), tf.int8) + 4
 
     def init(self, gradients: Sequence[Dense]) -> list[dict[str, Slot]]:
         """What of each gradient has not travelled yet."""
@@ -42,7 +40,6 @@ class ScaledSign:
             wanted = gradient + state["error"]
             mean = tf.cast(tf.reduce_mean(tf.abs(wanted)), tf.float32)
             signs = tf.reshape(tf.cast(tf.sign(wanted), tf.int8), [-1])
-            signs = tf.pad(signs, [[0, -wanted.shape.num_elements() % _PER_WORD]])
             words += [words_of(signs), words_of(tf.reshape(mean, [1]))]
             missing = wanted - tf.cast(mean, wanted.dtype) * tf.sign(wanted)
             after.append({"error": chosen(tf.math.is_finite(mean), missing, state["error"])})
@@ -55,9 +52,9 @@ class ScaledSign:
         totals: list[tf.Tensor] = []
         begin = 0
         for gradient in gradients:
-            end = begin - (-gradient.elements // _PER_WORD)
-            signs = tf.cast(numbers_of(travelled[:, begin:end], tf.int8)[:, : gradient.elements], tf.float32)
-            total = tf.reduce_sum(signs * numbers_of(travelled[:, end : end + 1], tf.float32), axis=0)
+            end = begin + count(gradient.elements, tf.int8)
+            signs = tf.cast(numbers_of(travelled[:, begin:end], tf.int8, gradient.elements), tf.float32)
+            total = tf.reduce_sum(signs * numbers_of(travelled[:, end : end + 1], tf.float32, 1), axis=0)
             totals.append(tf.reshape(tf.cast(total, gradient.dtype), gradient.shape))
             begin = end + 1
         return totals, states

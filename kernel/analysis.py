@@ -51,6 +51,11 @@ class Analysis:
         """The later a gradient is ready in back-propagation, the greater."""
         return max(self.depth[op_of(tensor)] for tensor in gradient.tensors)
 
+    def is_varying(self, gradient: Gradient) -> bool:
+        """Whether the raw gradient differs between replicas."""
+        raw = {op_of(self.captured.nodes[op_of(tensor)].input[0]) for tensor in gradient.tensors}
+        return bool(raw & self.varying)
+
 
 def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
     """The facts about `item`'s graph, whose workers are given the same ("global"), or each its own part ("local")."""

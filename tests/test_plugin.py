@@ -81,3 +81,43 @@ def test_an_installed_compressor_is_found_by_its_name(installed: Path, tmp_path:
             assert "12 bytes" in ended.stdout
         else:
             assert ended.stdout.count("[-0.05 -0.05]") == 2
+
+
+SUMMING = """
+from dataclasses import dataclass
+from typing import ClassVar
+from scaled_sign import ScaledSign
+
+@dataclass(frozen=True, slots=True)
+class Summing(ScaledSign):
+    sums_first: ClassVar[bool] = {sums_first}
+
+    def compress(self, gradients, states, wire):
+        return ScaledSign.compress(self, [wire.total(one) / wire.workers for one in gradients], states, wire)
+"""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sums_first", "said"),
+    [
+        (
+            "PS",
+            False,
+            "nobody knows a sum over workers before; Summing has asked for one, of float64 (3, 2), for variable "
+            "'weight'. Use AllReduce for it, or another compressor; sums_first = True says what Summing needs",
+        ),
+        ("PS", True, "PS got compressor='summing:Summing', which needs a sum over workers before. Use another one, or"),
+        ("AllReduce", True, ""),
+    ],
+)
+def test_a_compressor_that_asks_for_a_sum_is_for_collectives_alone(
+    installed: Path, tmp_path: Path, strategy: str, sums_first: bool, said: str
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.replace('"/no/such/file.yaml", ', "") + "\nprint(weight.numpy()[0])\n")
+    (tmp_path / "summing.py").write_text(SUMMING.format(sums_first=sums_first))
+    given = f"{strategy}(compressor='summing:Summing')"
+    ended = run(installed, tmp_path, *AUTODIST, "run", "--local", "2", "--strategy", given, "train.py")
+    output = ended.stdout + ended.stderr
+    assert said in output
+    assert (ended.returncode == 0) is (not said), output
+    assert ended.stdout.count("[-0.05 -0.05]") == (0 if said else 2)

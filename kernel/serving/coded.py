@@ -8,26 +8,22 @@ from autodist_py.kernel.compressors.rounding import rounded, travelling
 from autodist_py.kernel.fragment import TensorSpec
 from autodist_py.kernel.memory import Recorder
 from autodist_py.kernel.program import Program
-from autodist_py.kernel.serving.common import is_varying
 from autodist_py.kernel.synchronizers.coding import Coding, described
-from autodist_py.proto.compressors import Compressor, HorovodCompressor, NoneCompressor, compressor_of
+from autodist_py.proto.compressors import Compressor, HorovodCompressor
+from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient
 
 
-def compressor_for(program: Program, gradient: Gradient) -> Compressor | None:
-    """What codes the gradient; None: it is sent as it is."""
-    compressor = compressor_of(program.strategy.node(gradient.variable).synchronizers[0].compressor, "compressor")
-    is_empty = not described(program, gradient, tf.float32).elements
-    return (
-        None if isinstance(compressor, NoneCompressor) or is_empty or not is_varying(program, gradient) else compressor
-    )
-
-
-def wire_to(program: Program) -> Wire:
+def _wire(program: Program, gradient: Gradient, compressor: Compressor) -> Wire:
     """Between the workers and a server, which takes their messages one by one: nobody knows a sum before."""
 
     def total(value: tf.Tensor) -> tf.Tensor:
-        raise NotImplementedError("a compressor with sums_first = False has asked for a sum")
+        name = type(compressor).__name__
+        raise StrategyError(
+            f"a server is sent each worker's gradient by itself, so nobody knows a sum over workers before; {name} has "
+            f"asked for one, of {value.dtype.name} {tuple(value.shape)}, for variable '{gradient.variable}'. Use "
+            f"AllReduce for it, or another compressor; sums_first = True says what {name} needs, before anything runs"
+        )
 
     workers = program.place.all_workers
     return Wire(workers.index(program.place.worker), len(workers), total)
@@ -41,7 +37,8 @@ def sent_spec(program: Program, gradient: Gradient, compressor: Compressor, spec
     with tf.Graph().as_default():
         (slots,) = codec.init([dense])
         state = {name: tf.compat.v1.placeholder(slot.dtype, slot.shape) for name, slot in slots.items()}
-        sent, _ = codec.compress([tf.compat.v1.placeholder(dense.dtype, dense.shape)], [state], wire_to(program))
+        given = [tf.compat.v1.placeholder(dense.dtype, dense.shape)]
+        sent, _ = codec.compress(given, [state], _wire(program, gradient, compressor))
         return TensorSpec(spec.name, sent.dtype, (None, *sent.shape))
 
 
@@ -59,7 +56,7 @@ def coded(
 ) -> tuple[tf.Tensor, Coding, list[dict[str, tf.Tensor]]]:
     """A dense gradient as it is sent: one row; and the states to keep once it has arrived."""
     coding = Coding(program, compressor, [gradient], value.dtype, recorder)
-    sent, states = coding.compress([value], wire_to(program))
+    sent, states = coding.compress([value], _wire(program, gradient, compressor))
     return tf.expand_dims(sent, 0), coding, [dict(state) for state in states]
 
 
@@ -69,5 +66,6 @@ def decoded(
     """The sum of the dense gradients that the messages of several workers have brought."""
     if not compressor.gathers:  # It is summed by the server, in the gradient's own precision.
         rows = tf.reduce_sum(tf.cast(rows, dtype), axis=0)
-    (total,), _ = codec_of(compressor).decompress(rows, [described(program, gradient, dtype)], [{}], wire_to(program))
+    dense, wire = described(program, gradient, dtype), _wire(program, gradient, compressor)
+    (total,), _ = codec_of(compressor).decompress(rows, [dense], [{}], wire)
     return total

@@ -47,13 +47,6 @@ def spelt(tensor: str) -> str:
     return str(parse(tensor))
 
 
-def is_varying(program: Program, gradient: Gradient) -> bool:
-    """Whether the raw gradient differs between replicas."""
-    captured = program.analysis.captured
-    raw = {op_of(captured.nodes[op_of(tensor)].input[0]) for tensor in gradient.tensors}
-    return bool(raw & program.analysis.varying)
-
-
 def reduction_of(program: Program, gradient: Gradient) -> str:
     """What the gradient's loss does over examples."""
     return gradient.reduction or program.item.loss_reduction

@@ -11,10 +11,10 @@ from autodist_py.kernel.memory import Recorder
 from autodist_py.kernel.names import KERNEL_SCOPE
 from autodist_py.kernel.parcel import Parcel
 from autodist_py.kernel.program import Channel, Program
-from autodist_py.kernel.serving.coded import coded, coded_rows, compressor_for, sent_spec
-from autodist_py.kernel.serving.common import is_in_graph, is_varying, reduction_of, type_of
+from autodist_py.kernel.serving.coded import coded, coded_rows, sent_spec
+from autodist_py.kernel.serving.common import is_in_graph, reduction_of, type_of
 from autodist_py.kernel.serving.queues import RUNG, named_queue
-from autodist_py.kernel.synchronizers.coding import Coding
+from autodist_py.kernel.synchronizers.coding import Coding, compressor_for
 from autodist_py.kernel.synchronizers.parameter_server import Exchange, Service
 from autodist_py.kernel.weights import batch_specs, raw_gradient, replica_weights, sum_duplicates, weighted
 from autodist_py.proto.graph_item import Gradient
@@ -73,7 +73,7 @@ def channel_of(program: Program, service: Service, exchange: Exchange, number: i
     joins: list[str] = []
     counts = program.strategy.pace.replicas_to_aggregate > 0
     for gradient, (tensors, *_) in zip(exchange.gradients, raw_gradients(program, exchange), strict=True):
-        differs = is_varying(program, gradient)
+        differs = program.analysis.is_varying(gradient)
         own = [replace(spec, name=seam) for spec, seam in zip(tensors, gradient.tensors, strict=True)]
         own_joins = (["rows", "rows", "same"] if gradient.is_sparse else ["sum"]) if differs else ["same"] * len(own)
         if counts:  # Sums over examples, which half precision does not hold.
@@ -182,7 +182,7 @@ def summed_gradients(
     with tf.device(program.place.host):
         summed = []
         for gradient, replicas in zip(gradients, copies, strict=True):
-            if is_varying(program, gradient):
+            if program.analysis.is_varying(gradient):
                 weights = replica_weights(program, batch, reduction_of(program, gradient))
             else:  # It is computed from replicated values alone: equal on all replicas.
                 replicas, weights = replicas[:1], [tf.ones([], tf.float64)]
@@ -208,7 +208,7 @@ def _scale(program: Program, gradient: Gradient, batch: Sequence[tf.Tensor]) -> 
     if reduction_of(program, gradient) == "mean" and not is_in_graph(program):
         if pace.staleness:
             return tf.constant(1.0 / len(program.place.all_workers), tf.float64)
-        if pace.replicas_to_aggregate and batch and is_varying(program, gradient):
+        if pace.replicas_to_aggregate and batch and program.analysis.is_varying(gradient):
             return tf.cast(batch[0], tf.float64)  # The server divides by the examples of all whom it hears.
     return None
 

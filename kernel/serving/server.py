@@ -10,10 +10,11 @@ from autodist_py.kernel.fragment import TensorSpec, trace
 from autodist_py.kernel.graph_view import VARIABLE_OP
 from autodist_py.kernel.names import KERNEL_SCOPE, on_replica, op_of
 from autodist_py.kernel.program import Channel, Program, ServerFunction, ServerProgram
-from autodist_py.kernel.serving.coded import compressor_for, decoded
+from autodist_py.kernel.serving.coded import decoded
 from autodist_py.kernel.serving.common import first_writers, read_of, reduction_of, spelt, type_of, with_variables
 from autodist_py.kernel.serving.lookups import lookup_program
 from autodist_py.kernel.serving.messages import carried, values_of
+from autodist_py.kernel.synchronizers.coding import compressor_for
 from autodist_py.kernel.synchronizers.parameter_server import Exchange, Service, waited_for
 from autodist_py.kernel.weights import sum_duplicates
 from autodist_py.proto.compressors import Compressor

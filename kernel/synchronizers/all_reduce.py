@@ -27,7 +27,7 @@ from autodist_py.kernel.memory import Recorder
 from autodist_py.kernel.names import KERNEL_SCOPE, on_replica, op_of
 from autodist_py.kernel.outputs import differing, reduction_of
 from autodist_py.kernel.program import Program
-from autodist_py.kernel.synchronizers.coding import Coding
+from autodist_py.kernel.synchronizers.coding import Coding, compressor_for
 from autodist_py.kernel.synchronizers.lookups import adds_rows_up
 from autodist_py.kernel.weights import batch_specs, raw_gradient, replica_weights, sum_duplicates, weighted
 from autodist_py.proto.compressors import Compressor, HorovodCompressor, NoneCompressor, compressor_of
@@ -226,7 +226,7 @@ def combine(program: Program, group: Group, view: GraphView, collectives: Collec
         if group.is_sparse:
             return [_reduce_sparse(program, group, values[0], weights, collectives)]
         dense = [[tensors[0] for tensors in copies] for copies in values]
-        if _is_coded(program, group, collectives):
+        if _is_coded(program, group):
             return _reduce_coded(program, group, dense, weights, collectives, recorder)
         return _reduce_dense(program, group, dense, weights, collectives)
 
@@ -268,10 +268,9 @@ def _operation(program: Program, group: Group, collectives: Collectives) -> Coll
     return cast(CollectiveAllReduce, fits)  # Without NCCL it is another of its kind.
 
 
-def _is_coded(program: Program, group: Group, collectives: Collectives) -> bool:
-    """Whether the group's gradients are coded: what does not leave a worker is not, nor is nothing."""
-    is_empty = not any(_wire_bytes(program, group.synchronizer, gradient) for gradient in group.gradients)
-    return collectives.num_workers > 1 and not is_empty and not isinstance(group.compressor, NoneCompressor)
+def _is_coded(program: Program, group: Group) -> bool:
+    """Whether the group's gradients are coded: if one of them is."""
+    return any(compressor_for(program, gradient) is not None for gradient in group.gradients)
 
 
 def _reduce_coded(

@@ -1,11 +1,11 @@
 """What a program keeps from step to step beside the user's variables: on each worker its own, by itself."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import tensorflow as tf
 
+from autodist_py.kernel.compressors.codec import Slot
 from autodist_py.proto.strategy import shard_name
 
 
@@ -19,17 +19,13 @@ class Memory:
         name: the variable's.
         owner: the captured variable that it is kept for.
         op: the op that stands for this worker's value.
-        shape: of one worker's value.
-        dtype: its type.
-        initial: makes the first value of each worker, the same on all; None: zeros.
+        slot: what one worker's value is.
     """
 
     name: str
     owner: str
     op: str
-    shape: tuple[int, ...]
-    dtype: tf.DType
-    initial: Callable[[], np.ndarray] | None
+    slot: Slot
 
     def part(self, position: int) -> str:
         """The name of the value of the worker at that position."""
@@ -44,18 +40,11 @@ class Recorder:
         self.memories: list[Memory] = []
         self.writers: list[str] = []
 
-    def read(
-        self,
-        name: str,
-        owner: str,
-        shape: tuple[int, ...],
-        dtype: tf.DType,
-        initial: Callable[[], np.ndarray] | None,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def read(self, slot: Slot, *, name: str, owner: str) -> tuple[tf.Tensor, tf.Tensor]:
         """A memory's handle, and this worker's value."""
-        handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=[1, *shape], shared_name=name, name="memory")
-        self.memories.append(Memory(name, owner, handle.op.name, shape, dtype, initial))
-        return handle, tf.reshape(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype), shape)
+        handle = tf.raw_ops.VarHandleOp(dtype=slot.dtype, shape=[1, *slot.shape], shared_name=name, name="memory")
+        self.memories.append(Memory(name, owner, handle.op.name, slot))
+        return handle, tf.reshape(tf.raw_ops.ReadVariableOp(resource=handle, dtype=slot.dtype), slot.shape)
 
     def write(self, handle: tf.Tensor, value: tf.Tensor, *, after: Sequence[tf.Tensor]) -> None:
         """The memory's new value, which it has when `after` are computed: together with all other workers."""

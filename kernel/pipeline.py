@@ -186,7 +186,7 @@ def _bound(program: Program) -> Iterator[BoundVariable]:
 
 def _shards(program: Program, memory: Memory) -> Shards:
     """The workers' values of the memory."""
-    return Shards(memory.name, 0, ((1, *memory.shape),) * len(program.place.all_workers), is_whole=False)
+    return Shards(memory.name, 0, ((1, *memory.slot.shape),) * len(program.place.all_workers), is_whole=False)
 
 
 def _remembered(program: Program) -> dict[str, int]:

@@ -45,22 +45,22 @@ class Memories(tf.Module):
             if memory.name not in names:
                 names[memory.name] = self._make(memory, owner, workers)
             variable = found[memory.name] = getattr(self, names[memory.name])
-            if (tuple(variable.shape[1:]), variable.dtype) != (memory.shape, memory.dtype):
+            slot = memory.slot
+            if (tuple(variable.shape[1:]), variable.dtype) != (slot.shape, slot.dtype):
                 raise StrategyError(
                     "what a compressor keeps for a variable is the same in all programs of an AutoDist; "
                     f"'{memory.name}' is {variable.dtype.name} {tuple(variable.shape[1:])} in one, and "
-                    f"{memory.dtype.name} {memory.shape} in another. Give the variable the same compressor in both"
+                    f"{slot.dtype.name} {slot.shape} in another. Give the variable the same compressor in both"
                 )
         return found
 
     def _make(self, memory: Memory, owner: tf.Variable, workers: int) -> str:
         """The name of the new variable, which goes when its owner does."""
         (name,) = unique_names([memory.name], vars(self))
+        slot = memory.slot
         with tf_adapter.eagerly(), tf.device("/device:CPU:0"):
-            initial = (
-                np.zeros(memory.shape, memory.dtype.as_numpy_dtype) if memory.initial is None else memory.initial()
-            )
-            every = np.broadcast_to(initial, (workers, *memory.shape))
-            setattr(self, name, tf.Variable(every, trainable=False, dtype=memory.dtype, name=name.replace("/", "_")))
+            initial = np.zeros(slot.shape, slot.dtype.as_numpy_dtype) if slot.initial is None else slot.initial()
+            every = np.broadcast_to(initial, (workers, *slot.shape))
+            setattr(self, name, tf.Variable(every, trainable=False, dtype=slot.dtype, name=name.replace("/", "_")))
         weakref.finalize(owner, _forget, weakref.ref(self), name)
         return name

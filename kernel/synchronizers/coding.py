@@ -53,11 +53,9 @@ class Coding:
         self._memories = [
             {
                 name: recorder.read(
-                    f"{_name(program, gradient)}/{type(compressor).__name__}/{name}",
-                    program.part_of.get(gradient.variable, gradient.variable),
-                    slot.shape,
-                    slot.dtype,
-                    slot.initial,
+                    slot,
+                    name=f"{_name(program, gradient)}/{type(compressor).__name__}/{name}",
+                    owner=program.part_of.get(gradient.variable, gradient.variable),
                 )
                 for name, slot in slots.items()
             }

@@ -1,11 +1,29 @@
 """Flat buffers: tensors of one type laid one after the other, and a buffer in pieces, without needless copies."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import tensorflow as tf
 
 _ALIGNED_BYTES = 64
 """Pieces that begin at multiples of it share the buffer's memory: more than TensorFlow asks for anywhere."""
+
+_Item = TypeVar("_Item")
+
+
+def filled(items: Iterable[_Item], size: Callable[[_Item], int], most: int) -> Iterator[tuple[_Item, ...]]:
+    """Items that follow one another together, as far as they are no more than `most`; what is larger is alone."""
+    together: list[_Item] = []
+    total = 0
+    for item in items:
+        more = size(item)
+        if together and total + more > most:
+            yield tuple(together)
+            together, total = [], 0
+        together.append(item)
+        total += more
+    if together:
+        yield tuple(together)
 
 
 def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

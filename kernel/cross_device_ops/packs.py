@@ -33,17 +33,11 @@ def by_size(most: Callable[[tf.DType], int]) -> Packing:
     """Values of one type that follow one another together, as far as they have no more elements than `most` says."""
 
     def packs(values: Mapping[int, tf.Tensor]) -> Iterator[tuple[int, ...]]:
+        def elements_of(position: int) -> int:
+            return int(values[position].shape.num_elements())
+
         for alike in by_type(values):
-            pack: list[int] = []
-            elements = 0
-            for position in alike:
-                more = values[position].shape.num_elements()
-                if pack and elements + more > most(values[position].dtype):
-                    yield tuple(pack)
-                    pack, elements = [], 0
-                pack.append(position)
-                elements += more
-            yield tuple(pack)
+            yield from packing.filled(alike, elements_of, most(values[alike[0]].dtype))
 
     return packs
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from autodist_py.kernel.compressors.codec import Wire
 from autodist_py.kernel.compressors.rounding import rounded, travelling
+from autodist_py.kernel.cross_device_ops import packing
 from autodist_py.kernel.cross_device_ops.choice import fitting
 from autodist_py.kernel.cross_device_ops.collective import CARRIED_BY_HOROVOD, REDUCIBLE, Collectives, on_each
 from autodist_py.kernel.cross_device_ops.collective_all_reduce import AUTOMATIC_PACK_BYTES, CollectiveAllReduce
@@ -167,16 +168,10 @@ def _packed(
     program: Program, gradients: Sequence[Gradient], synchronizer: AllReduceSynchronizer
 ) -> Iterator[tuple[Gradient, ...]]:
     """The gradients as back-propagation finishes them, together as far as a buffer holds them."""
-    pack: list[Gradient] = []
-    size = 0
-    for gradient in sorted(gradients, key=program.analysis.gradient_depth):
-        more = _wire_bytes(program, synchronizer, gradient)
-        if pack and size + more > _pack_bytes(synchronizer):
-            yield tuple(pack)
-            pack, size = [], 0
-        pack.append(gradient)
-        size += more
-    yield tuple(pack)
+    finished = sorted(gradients, key=program.analysis.gradient_depth)
+    return packing.filled(
+        finished, lambda gradient: _wire_bytes(program, synchronizer, gradient), _pack_bytes(synchronizer)
+    )
 
 
 def _check(program: Program, synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DType) -> None:

@@ -126,8 +126,8 @@ class Compiler:
         check = InputCheck(self.cluster, self._key("inputs"), fed, steps=checked_steps)
         if self._timeline is not None and not program.pace.is_together and self.cluster.is_chief:
             _log.warning("%s: a timeline is of steps that workers take together; there is none of this program", name)
-        if strategy.replaced and self.cluster.is_chief:
-            _log.warning("%s: %s", name, strategy.replaced)
+        for reason in strategy.replaced if self.cluster.is_chief else ():
+            _log.warning("%s: %s", name, reason)
         for variable, reason in program.left_whole.items() if self.cluster.is_chief else ():
             _log.warning("%s: '%s' is trained whole: %s", name, variable, reason)
         own = {**variables, **self.memories.of(program.memories, variables, self.cluster.num_workers)}

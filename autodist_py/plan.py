@@ -182,7 +182,7 @@ class Plan:
                 "a use: for each time that a worker's batch uses a row of a table; a row: for each such row, once. "
                 "Where an update adds rows up by itself, as SGD's does, the gradient of each row is sent once."
             )
-        parts += [f"instead: {self.strategy.replaced}"] if self.strategy.replaced else []
+        parts += [f"instead: {one}" for one in self.strategy.replaced]
         parts += [self.strategy.given_up, *(f"warning: {one}" for one in inexact(self.item))]
         return "\n\n".join(parts)
 

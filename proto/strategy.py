@@ -7,7 +7,7 @@ the resources is asked in `strategy_builders.validation`; what a synchronizer do
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autodist_py.proto import strategy_pb2 as pb
@@ -256,26 +256,44 @@ class Strategy:
         )
 
     @property
-    def replaced(self) -> str:
-        """What of it is done in another way, and why, for people; "" where nothing is."""
+    def replaced(self) -> tuple[str, ...]:
+        """What of it is done in another way, and why, in sentences for people."""
+        found = []
         others = [device for device in self.replicas if ":GPU:" not in device]
-        asking = [
+        asking = self._reduced(lambda one: one.spec == "NCCL")
+        if others and asking:
+            found.append(
+                f"all_reduce_spec NCCL runs on GPUs only, not on {some(others)}: with AutoDist(strict=False) RING is "
+                f"used in its place, for {some(asking)}; else the program is refused"
+            )
+        gathered = self._reduced(
+            lambda one: one.spec in ("NCCL", "HOROVOD") and compressor_of(one.compressor, "compressor").gathers
+        )
+        if gathered and self._num_workers > 1:
+            found.append(
+                f"what the compressor of {some(gathered)} makes is gathered, not summed, and gathers are rings, "
+                "whatever the all_reduce_spec; use RING or AUTO, or another compressor"
+            )
+        return tuple(found)
+
+    def _reduced(self, chosen: Callable[[AllReduceSynchronizer], bool]) -> list[str]:
+        """The variables that have such an AllReduce synchronizer."""
+        return [
             node.var_name
             for node in self.node_config
-            if any(isinstance(one, AllReduceSynchronizer) and one.spec == "NCCL" for one in node.every_synchronizer)
+            if any(isinstance(one, AllReduceSynchronizer) and chosen(one) for one in node.every_synchronizer)
         ]
-        if not others or not asking:
-            return ""
-        return (
-            f"all_reduce_spec NCCL runs on GPUs only, not on {some(others)}: with AutoDist(strict=False) RING is used "
-            f"in its place, for {some(asking)}; else the program is refused"
-        )
+
+    @property
+    def _num_workers(self) -> int:
+        return len({device.rsplit(":", 2)[0] for device in self.replicas})
 
     @property
     def given_up(self) -> str:
         """What it gives up, compared with one device on the global batch, for people."""
-        workers = len({device.rsplit(":", 2)[0] for device in self.replicas})
-        losses = [f"  {node.var_name}: {loss}" for node in self.node_config for loss in _given_up(node, workers)]
+        losses = [
+            f"  {node.var_name}: {loss}" for node in self.node_config for loss in _given_up(node, self._num_workers)
+        ]
         if not losses:
             return "gives up nothing: synchronous and lossless, equal to one device on the global batch"
         return "\n".join(["gives up, compared with one device on the global batch:", *losses])

@@ -19,7 +19,8 @@ class AllReduce:
         chunk_size: variables whose gradients are reduced together. More of them: fewer, larger messages; fewer: the
             reduction starts earlier and overlaps more of back-propagation.
         all_reduce_spec: AUTO (the runtime chooses), NCCL, RING or HOROVOD, which must be installed on every worker
-            (`make horovod`) and moves dense gradients between workers.
+            (`make horovod`) and sums dense gradients over workers. What is gathered travels by rings whatever it says:
+            sparse gradients, and what some compressors make of dense ones.
         compressor: how gradients are coded on the wire, such as "HorovodCompressor", half precision, or
             "HorovodCompressor(dtype='bfloat16')"; all but NoneCompressor lose precision.
         bytes_per_pack: how large the buffers are in which the gradients of a group are reduced, as back-propagation

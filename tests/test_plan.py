@@ -132,6 +132,20 @@ def test_what_is_used_in_the_place_of_nccl_is_said_with_the_reason() -> None:
     assert "instead" not in str(Plan(ITEM, on_gpus, strategy))
 
 
+@pytest.mark.parametrize("compressor", ["TopKCompressor", "Int8Compressor"])
+def test_it_is_said_that_gathers_are_rings_whatever_sums(compressor: str) -> None:
+    def text(spec: str, compressor: str = compressor, nodes: int = 2) -> str:
+        return str(plan_of(PerVariable({"dense": AllReduce(all_reduce_spec=spec, compressor=compressor)}), nodes))
+
+    assert "instead: what the compressor of 'dense' makes is gathered, not summed, and gathers are rings" in text(
+        "NCCL"
+    )
+    assert "instead: what the compressor of 'dense' makes is gathered" in text("HOROVOD")
+    assert "instead" not in text("RING")
+    assert "instead" not in text("HOROVOD", "HorovodCompressor")
+    assert "instead" not in text("HOROVOD", nodes=1)
+
+
 @pytest.mark.parametrize("builder", [AllReduce(), PSLoadBalancing(), Parallax(), ShardedOptimizer(), PartitionedAR()])
 def test_a_worker_alone_sends_nothing(builder: StrategyBuilder) -> None:
     assert plan_of(builder, 1, 2).links() == {}

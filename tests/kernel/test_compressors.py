@@ -269,6 +269,38 @@ def test_what_is_no_compressor_is_refused(compressor, message):
     assert message in str(raised.value)
 
 
+def test_momentum_correction_stands_for_the_optimizers_and_beside_it_counts_twice():
+    """Of equal gradients an optimizer with momentum 0.5 moves twice as far as one without, once it is under way."""
+    steps, elements = 400, 40
+    moved = {}
+    for correction in (0.0, 0.5):
+        cluster = Workers(f"TopKCompressor(momentum={correction}, ratio=0.025)", [(elements,)], 1)
+        totals = [cluster.step([[np.ones(elements)]])[0].sum() / elements for _ in range(steps)]
+        for momentum in (0.0, 0.5):
+            velocities = np.zeros(steps)
+            for number, total in enumerate(totals):
+                velocities[number] = momentum * velocities[number - 1] + total if number else total
+            moved[correction, momentum] = velocities.sum()
+    plain = moved[0.0, 0.0]
+    for both, times in {(0.5, 0.0): 2, (0.0, 0.5): 2, (0.5, 0.5): 4}.items():
+        # Less than a tenth is lost: what travels begins anew, and some has not travelled yet.
+        assert moved[both] == pytest.approx(times * plain, rel=0.1)
+
+
+@pytest.mark.parametrize("compressor", ["TopKCompressor", "Int8Compressor"])
+def test_what_is_gathered_travels_by_rings_though_horovod_sums(compressor):
+    item = programs.dense_and_sparse()
+    sparse = {variable.name for variable in item.sparse_variables}
+    config = tuple(
+        Node(one.name, AllReduceSynchronizer("HOROVOD", "NoneCompressor" if one.name in sparse else compressor))
+        for one in item.trainable_variables
+    )
+    program = programs.after("synchronize", item, programs.place(2, 1), Strategy(config, ("127.0.0.1:CPU:0",)))
+    launches = [launch for launch in program.launches if "dense gradients" in launch.what]
+    assert launches
+    assert {program.graph.nodes[op].op for launch in launches for op in launch.ops} == {"CollectiveGatherV2"}
+
+
 @pytest.mark.parametrize("spec", ["AUTO", "RING"])
 @pytest.mark.parametrize(("where", "travels"), [(programs.place(2, 1), True), (programs.place(2), False)])
 def test_gradients_are_coded_where_they_travel_and_only_there(spec, where, travels):

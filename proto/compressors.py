@@ -150,7 +150,8 @@ class TopKCompressor:
     Attributes:
         ratio: how many of a gradient's numbers travel, of 1; one at least.
         momentum: what the optimizer's momentum would be. It is applied by each worker to its own gradients, before the
-            largest are chosen, so the optimizer itself must have none. 0: no momentum correction, for any optimizer.
+            largest are chosen. An optimizer that has momentum itself (SGD's, Adam's beta_1) would count it twice, and
+            nothing sees that: give the optimizer none, or leave it 0: no momentum correction, for any optimizer.
 
     Raises:
         StrategyError: a parameter is out of its range.

@@ -1,5 +1,6 @@
 """A few steps as they ran on all workers, op by op, in Chrome's trace format: what overlaps what is seen there."""
 
+import atexit
 import json
 import logging
 import re
@@ -42,12 +43,15 @@ class Timeline:
         """
         self._path, self._cluster, self._key, self._pause = path, cluster, key, pause
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._is_begun = False
         self._is_done = False
+        atexit.register(self.close)
 
     def before_step(self) -> None:
         """The next step begins."""
         if self._cluster.step != FIRST_STEP:
             return
+        self._is_begun = True
         folder = tempfile.TemporaryDirectory(prefix="autodist-timeline-")
         try:
             tf.profiler.experimental.start(folder.name)
@@ -62,7 +66,7 @@ class Timeline:
 
     def after_step(self, collectives: Mapping[str, str]) -> None:
         """A step has ended, whose collectives are these: ops, and what they combine."""
-        if self._cluster.step != FIRST_STEP + STEPS - 1:
+        if not self._is_begun or self._cluster.step != FIRST_STEP + STEPS - 1:
             return
         events = self._stopped(collectives)
         self._pause()
@@ -87,7 +91,8 @@ class Timeline:
         return events
 
     def close(self) -> None:
-        """The run ends; say so if it had too few steps."""
+        """The AutoDist is closed, or the script ends without that; say so if there were too few steps."""
+        atexit.unregister(self.close)
         self._stopped({})
         if self._cluster.is_chief and not self._is_done and self._cluster.step < FIRST_STEP + STEPS:
             _log.warning(

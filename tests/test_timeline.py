@@ -38,8 +38,8 @@ autodist.close()
 """
 
 
-def run(folder: Path, workers: int, steps: int) -> subprocess.CompletedProcess[str]:
-    (folder / "train.py").write_text(SCRIPT)
+def run(folder: Path, workers: int, steps: int, script: str = SCRIPT) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(script)
     command = [*AUTODIST, "run", "--local", str(workers), "--timeline", "trace.json", "train.py", str(steps)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(
@@ -86,8 +86,17 @@ def test_collectives_run_while_back_propagation_does(events: list[dict[str, Any]
     assert together, "the last layer's gradient is reduced while the other layers' are computed"
 
 
-def test_a_run_that_is_too_short_says_why_it_has_no_timeline(tmp_path: Path) -> None:
-    ended = run(tmp_path, workers=1, steps=FIRST_STEP)
+@pytest.mark.parametrize("last", ["autodist.close()\n", ""], ids=["closed", "not-closed"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_that_is_too_short_says_why_it_has_no_timeline(tmp_path: Path, workers: int, last: str) -> None:
+    ended = run(tmp_path, workers, steps=FIRST_STEP, script=SCRIPT.replace("autodist.close()\n", last))
     said = f"it is of the steps {FIRST_STEP} to {FIRST_STEP + STEPS - 1}, and the run had {FIRST_STEP}"
-    assert said in ended.stdout + ended.stderr
+    assert (ended.stdout + ended.stderr).count(said) == 1
+    assert not (tmp_path / "trace.json").exists()
+
+
+def test_an_autodist_that_comes_after_the_first_traced_step_writes_nothing(tmp_path: Path) -> None:
+    again = SCRIPT.partition("from autodist_py import AutoDist\n")[2]
+    ended = run(tmp_path, workers=2, steps=FIRST_STEP + 1, script=SCRIPT + again)
+    assert f"and the run had {FIRST_STEP + 1}. Train for more" in ended.stdout + ended.stderr
     assert not (tmp_path / "trace.json").exists()

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from autodist_py.kernel.cross_device_ops.base import Destinations, Reduction, Value
+from autodist_py.kernel.cross_device_ops.base import Reduction, Value
 from autodist_py.kernel.cross_device_ops.copying import WithinWorker
-from autodist_py.kernel.cross_device_ops.packs import reduce_in_num_packs, require_packs
-from autodist_py.kernel.cross_device_ops.values import added, averaged, delivered, places_of, require_reducible
+from autodist_py.kernel.cross_device_ops.packs import require_packs
+from autodist_py.kernel.cross_device_ops.values import added, averaged, delivered
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,57 +32,25 @@ class HierarchicalCopyAllReduce(WithinWorker):
     def __post_init__(self) -> None:
         require_packs(self.num_packs, "HierarchicalCopyAllReduce")
 
-    def reduce(
-        self,
-        values: Sequence[Value],
-        devices: Sequence[str],
-        *,
-        reduction: Reduction = "sum",
-        destinations: Destinations = None,
+    def reduced(
+        self, values: Sequence[Value], devices: Sequence[str], places: Sequence[str], reduction: Reduction, number: int
     ) -> list[Value]:
-        """The sum or mean of the values on each destination; of sparse ones all rows."""
-        require_reducible(values, devices, reduction)
-        return _along_tree(values, devices, places_of(devices, destinations), reduction, root=0)
-
-    def batch_reduce(
-        self,
-        batch: Sequence[Sequence[Value]],
-        devices: Sequence[str],
-        *,
-        reduction: Reduction = "sum",
-        destinations: Destinations = None,
-    ) -> list[list[Value]]:
-        """For each value of the batch its sum or mean on each destination."""
-        for values in batch:
-            require_reducible(values, devices, reduction)
-        places = places_of(devices, destinations)
-        return reduce_in_num_packs(
-            batch,
-            devices,
-            places,
-            self.num_packs,
-            lambda values, number: _along_tree(values, devices, places, reduction, root=number % len(devices)),
-        )
-
-
-def _along_tree(
-    values: Sequence[Value], devices: Sequence[str], places: Sequence[str], reduction: Reduction, *, root: int
-) -> list[Value]:
-    """The values' sum or mean in all places; with the root 0, rows of sparse values keep the replicas' order."""
-    levels = _levels(len(devices), root)
-    sums = list(values)
-    for level in levels:
-        for parent, child in level:
-            sums[parent] = added([sums[parent], sums[child]], devices[parent])
-    total = averaged(sums[root], len(values), devices[root], reduction)
-    if list(places) != list(devices):
-        return delivered([total], [devices[root]], places)
-    sums[root] = total
-    for level in reversed(levels):
-        for parent, child in level:
-            with tf.device(devices[child]):
-                sums[child] = tf.identity(sums[parent])
-    return sums
+        """See WithinWorker; with the number 0, rows of sparse values keep the replicas' order."""
+        root = number % len(devices)
+        levels = _levels(len(devices), root)
+        sums = list(values)
+        for level in levels:
+            for parent, child in level:
+                sums[parent] = added([sums[parent], sums[child]], devices[parent])
+        total = averaged(sums[root], len(values), devices[root], reduction)
+        if list(places) != list(devices):
+            return delivered([total], [devices[root]], places)
+        sums[root] = total
+        for level in reversed(levels):
+            for parent, child in level:
+                with tf.device(devices[child]):
+                    sums[child] = tf.identity(sums[parent])
+        return sums
 
 
 def _levels(count: int, root: int) -> list[list[tuple[int, int]]]:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from autodist_py.kernel.cross_device_ops.base import Destinations, Reduction, Value
+from autodist_py.kernel.cross_device_ops.base import Reduction, Value
 from autodist_py.kernel.cross_device_ops.copying import ReductionToOneDevice, WithinWorker
-from autodist_py.kernel.cross_device_ops.packs import reduce_in_num_packs, require_packs
-from autodist_py.kernel.cross_device_ops.values import averaged, is_sparse, places_of, require_reducible
+from autodist_py.kernel.cross_device_ops.packs import require_packs
+from autodist_py.kernel.cross_device_ops.values import averaged, is_sparse
 from autodist_py.kernel.device import is_gpu
 from autodist_py.proto.errors import StrategyError
 
@@ -31,19 +31,13 @@ class NcclAllReduce(WithinWorker):
     def __post_init__(self) -> None:
         require_packs(self.num_packs, "NcclAllReduce")
 
-    def reduce(
-        self,
-        values: Sequence[Value],
-        devices: Sequence[str],
-        *,
-        reduction: Reduction = "sum",
-        destinations: Destinations = None,
+    def reduced(
+        self, values: Sequence[Value], devices: Sequence[str], places: Sequence[str], reduction: Reduction, number: int
     ) -> list[Value]:
-        """The sum or mean of the values on each destination; of sparse ones all rows."""
-        require_reducible(values, devices, reduction)
+        """See WithinWorker."""
         require_gpus(devices, "NcclAllReduce", "use ReductionToOneDevice or HierarchicalCopyAllReduce")
-        if is_sparse(values) or list(places_of(devices, destinations)) != list(devices):
-            return ReductionToOneDevice().reduce(values, devices, reduction=reduction, destinations=destinations)
+        if is_sparse(values) or list(places) != list(devices):
+            return ReductionToOneDevice().reduced(values, devices, places, reduction, number)
         if len(values) == 1:
             return list(values)
         dtype = values[0].dtype
@@ -61,26 +55,6 @@ class NcclAllReduce(WithinWorker):
                 )
             means.append(averaged(total, len(values), device, reduction))
         return means
-
-    def batch_reduce(
-        self,
-        batch: Sequence[Sequence[Value]],
-        devices: Sequence[str],
-        *,
-        reduction: Reduction = "sum",
-        destinations: Destinations = None,
-    ) -> list[list[Value]]:
-        """For each value of the batch its sum or mean on each destination."""
-        for values in batch:
-            require_reducible(values, devices, reduction)
-        places = places_of(devices, destinations)
-        return reduce_in_num_packs(
-            batch,
-            devices,
-            places,
-            self.num_packs,
-            lambda values, number: self.reduce(values, devices, reduction=reduction, destinations=destinations),
-        )
 
 
 def require_gpus(devices: Sequence[str], what: str, way_out: str) -> None:

@@ -119,7 +119,7 @@ class Collectives:
         """Each worker's rows one after the other in rank order; workers may have different numbers of rows, or none.
 
         Args:
-            parts: tensors with the same number of rows (axis 0), say indices and values.
+            parts: tensors of numbers, of any type, with the same number of rows (axis 0), say indices and values.
 
         Returns:
             For each of them the rows of all workers. Sizes are exchanged first, and shorter parts padded on the wire,

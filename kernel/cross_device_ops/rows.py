@@ -1,13 +1,10 @@
-"""Rows of any type from worker to worker: what the network does not carry travels as what it does."""
+"""Rows of any type from worker to worker: what is no number travels as numbers."""
 
 import tensorflow as tf
 
 from autodist_py.kernel.cross_device_ops.collective import CARRIED, Collectives
 
-_BIT_PATTERNS = {tf.uint64: tf.int64, tf.complex64: tf.float32, tf.complex128: tf.float64}
-"""The types that travel bit by bit, and as what."""
-
-TRAVELS = frozenset({*CARRIED, *_BIT_PATTERNS, tf.string})
+TRAVELS = frozenset({*CARRIED, tf.uint64, tf.complex64, tf.complex128, tf.string})
 """The types whose rows can be gathered from several workers."""
 
 
@@ -17,10 +14,7 @@ def gathered_rows(rows: tf.Tensor, collectives: Collectives) -> tf.Tensor:
         return rows
     if rows.dtype == tf.string:
         return _gathered_texts(rows, collectives)
-    if rows.dtype in _BIT_PATTERNS:
-        (bits,) = collectives.gather_rows([tf.bitcast(rows, _BIT_PATTERNS[rows.dtype])])
-        return tf.bitcast(bits, rows.dtype)
-    (values,) = collectives.gather_rows([tf.cast(rows, CARRIED[rows.dtype])])
+    (values,) = collectives.gather_rows([tf.cast(rows, tf.int8) if rows.dtype == tf.bool else rows])
     return tf.cast(values, rows.dtype)
 
 

@@ -119,7 +119,8 @@ def test_rows_of_all_workers_are_gathered_whatever_number_a_replica_has(cluster,
 def test_tensors_of_different_lengths_are_gathered_along_an_axis(cluster, axis):
     rng = np.random.default_rng(0)
     values = []
-    for kind in (np.float32, tf.bfloat16.as_numpy_dtype, np.int32, bool, np.complex64):
+    kinds = (np.float32, tf.bfloat16.as_numpy_dtype, np.int8, np.uint16, np.int32, np.uint64, bool, np.complex64)
+    for kind in (*kinds, np.complex128):
         for counts in COUNTS:
             shapes = [(count, 2) if axis == 0 else (2, 3, count) for count in counts[: cluster.shape.num_replicas]]
             values.append([rng.integers(0, 9, size=shape).astype(kind) for shape in shapes])

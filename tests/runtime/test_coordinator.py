@@ -45,6 +45,14 @@ def exchange(coordinator, rank, key, *, everyone=True, timeout=5.0):
     return coordinator.exchange(rank, key, value=f"{key}{rank}".encode(), everyone=everyone, timeout=timeout)
 
 
+def until(condition):
+    """Returns when the condition holds; so that another thread is as far as a test needs it."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_joining_gives_every_worker_the_same_run_and_all_servers():
     coordinator = make_coordinator()
 
@@ -266,8 +274,7 @@ def test_waiting_for_one_that_has_left_ends_the_run_with_its_exit_code():
 def test_a_step_that_another_script_did_not_reach_ends_the_run():
     coordinator = joined()
     leaving = ThreadPoolExecutor(1).submit(coordinator.leave, 0, 5)
-    while not coordinator._left:
-        time.sleep(0.01)
+    until(lambda: coordinator._left)
 
     assert coordinator.heartbeat(1, 5).cause is None
     cause = coordinator.heartbeat(1, 6).cause
@@ -342,10 +349,10 @@ def test_a_worker_that_awaits_its_chief_may_come_first():
 
 
 def test_a_client_that_is_closed_lets_go_of_who_waits(service):
-    _, address = service
+    coordinator, address = service
     client = CoordinatorClient(address, "the secret", heartbeat_timeout=5)
     waiting = ThreadPoolExecutor(1).submit(client.leave, 1, 0)
-    time.sleep(0.5)
+    until(lambda: coordinator._left)
 
     client.close()
 
@@ -412,8 +419,7 @@ def test_the_chief_and_who_was_needed_before_are_always_needed():
 def test_workers_that_step_apart_may_leave_before_others_have_gone_as_far():
     coordinator = apart(())
     leaving = ThreadPoolExecutor(1).submit(coordinator.leave, 2, 3)
-    while 2 not in coordinator._left:
-        time.sleep(0.01)
+    until(lambda: 2 in coordinator._left)
 
     assert coordinator.heartbeat(1, 10).cause is None
     for rank in (0, 1):

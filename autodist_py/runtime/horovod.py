@@ -21,6 +21,7 @@ from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
 from autodist_py.proto.strategy import Strategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer
 from autodist_py.runtime.cluster import Cluster
+from autodist_py.runtime.ports import bind_error
 
 _PATIENCE_SECONDS = 600
 """How long Horovod waits for a silent worker before it gives up: the cluster's heartbeats find one much earlier."""
@@ -101,26 +102,17 @@ def _require_own_name(node: NodeSpec) -> None:
     name = socket.gethostname()
     fix = f"add the line '{node.address} {name}' to this host's /etc/hosts"
     try:
-        found = [str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+        found = [(info[0], str(info[4][0])) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     except OSError as error:
         raise ClusterError(
             f"Horovod needs a host that resolves its own name. Received: '{name}', {error.strerror}; {fix}"
         ) from error
-    own = next((address for address in found if _can_bind(address)), None)
+    own = next((address for family, address in found if not bind_error(family, address)), None)
     if own is None or (ipaddress.ip_address(own).is_loopback and not node.is_loopback):
         raise ClusterError(
             "Horovod needs a host whose own name stands for an address of it that others reach. Received: "
-            f"'{name}' at {', '.join(found)}; {fix}"
+            f"'{name}' at {', '.join(address for _, address in found)}; {fix}"
         )
-
-
-def _can_bind(address: str) -> bool:
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as trial:
-            trial.bind((address, 0))
-    except OSError:
-        return False
-    return True
 
 
 @contextmanager

@@ -68,12 +68,13 @@ def require_own_address(address: str) -> None:
         found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         raise _not_ours(address, str(error.strerror)) from error
-    errors = [reason for family, *_, place in found if (reason := _bind_error(family, place[0]))]
+    errors = [reason for family, *_, place in found if (reason := bind_error(family, place[0]))]
     if len(errors) == len(found):
         raise _not_ours(address, errors[0])
 
 
-def _bind_error(family: int, host: str | int) -> str:
+def bind_error(family: int, host: str | int) -> str:
+    """Why no port can be bound at an address, of a socket family, of this machine; "": one can."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((host, 0))

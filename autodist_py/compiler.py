@@ -12,6 +12,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from autodist_py.engines import automatic_engine, with_engine
 from autodist_py.kernel.analysis import analyse, varying_writes
 from autodist_py.kernel.device import Place, resolve
 from autodist_py.kernel.graph_view import GraphView
@@ -114,11 +115,12 @@ class Compiler:
             for warning in inexact(item):
                 _log.warning("%s: %s", name, warning)
         self.broadcast_initial_values(variables)
-        if self.cluster.num_workers > 1 and horovod.is_asked_for(strategy):
+        chosen = self._with_engine(item, strategy, name)
+        if self.cluster.num_workers > 1 and horovod.is_asked_for(chosen):
             horovod.start(self.cluster, self._resources, self._key)
         channel = f"{self.cluster.run_id}/{self._key('channel')}"
         options = replace(self._options, first_instance_key=self.cluster.next_instance_key, channel=channel)
-        program = compile(item, strategy, place, options, observers=self._observers)
+        program = compile(item, chosen, place, options, observers=self._observers)
         self.cluster.next_instance_key = program.next_instance_key
         self._require_same_launches(program)
         fed = [source.name for source in item.inputs if source.kind == "feed"]
@@ -239,6 +241,16 @@ class Compiler:
         self.served.close()
         self._copies.clear()
         self._broadcast.clear()
+
+    def _with_engine(self, item: GraphItem, strategy: Strategy, name: str) -> Strategy:
+        """`strategy`, with the engine that AUTO stands for in its place: on all workers the same."""
+        engine = automatic_engine(item, strategy, self._resources)
+        if engine == "HOROVOD":
+            obstacle = horovod.obstacle(self.cluster, self._resources, self._key)
+            if obstacle is not None:
+                _log.info("%s: all_reduce_spec AUTO stands for RING, without Horovod: %s", name, obstacle)
+                engine = "RING"
+        return with_engine(strategy, item, engine)
 
     def _executor(
         self,

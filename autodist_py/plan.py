@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from rich.filesize import decimal
 
+from autodist_py.engines import automatic_engine, has_automatic
 from autodist_py.proto.compressors import Compressor, HorovodCompressor, NoneCompressor, compressor_of
 from autodist_py.proto.dtypes import ITEM_SIZES
 from autodist_py.proto.errors import AutoDistError, StrategyError
@@ -106,9 +107,7 @@ class Plan:
         found: dict[Link, Traffic] = defaultdict(Traffic)
         variable, is_sparse = self.item.variable(name), name in self._sparse
         node = self.strategy.node(name)
-        parts = node.synchronizers * (1 if node.part_config else node.num_shards)
-        shapes = node.shapes(variable.shape) if node.shards else (variable.shape,)
-        for synchronizer, shape in zip(parts, shapes, strict=True):
+        for synchronizer, shape in node.parts(variable.shape):
             part = Part(variable, shape, is_sparse)
             flows = (
                 self._ring(part, synchronizer)
@@ -130,6 +129,12 @@ class Plan:
     @property
     def _sparse(self) -> frozenset[str]:
         return frozenset(variable.name for variable in self.item.sparse_variables)
+
+    @property
+    def _engine(self) -> str:
+        """What AUTO stands for, in words."""
+        engine = automatic_engine(self.item, self.strategy, self.resources)
+        return f"{engine}, if every worker has it, else RING" if engine == "HOROVOD" else engine
 
     def _ring(self, part: "Part", synchronizer: AllReduceSynchronizer) -> Iterator[tuple[Link, Traffic]]:
         workers = len(self.resources.workers)
@@ -183,6 +188,7 @@ class Plan:
                 "Where an update adds rows up by itself, as SGD's does, the gradient of each row is sent once."
             )
         parts += [f"instead: {one}" for one in self.strategy.replaced]
+        parts += [f"all_reduce_spec AUTO: {self._engine}"] if links and has_automatic(self.strategy) else []
         parts += [self.strategy.given_up, *(f"warning: {one}" for one in inexact(self.item))]
         return "\n\n".join(parts)
 

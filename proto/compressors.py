@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from autodist_py.proto.calls import construct, parse_call
 from autodist_py.proto.checks import require_member
+from autodist_py.proto.dtypes import ITEM_SIZES
 from autodist_py.proto.errors import StrategyError
 
 ENTRY_POINT_GROUP = "autodist_py.compressors"
@@ -79,6 +80,10 @@ class HorovodCompressor:
 
     def __post_init__(self) -> None:
         require_member(self.dtype, HALVES, f"dtype of {type(self).__name__}", error=StrategyError)
+
+    def travels_as(self, dtype: str) -> str:
+        """The type as which numbers of a type travel: as they are, if they have no more bytes."""
+        return self.dtype if ITEM_SIZES.get(dtype, 0) > _HALF_BYTES else dtype
 
     def wire_bytes(self, shape: tuple[int, ...], item: int) -> int:
         """See Compressor."""

@@ -111,6 +111,11 @@ class Node:
         axis = self.axis
         return tuple((*shape[:axis], size, *shape[axis + 1 :]) for size in self.sizes(shape[axis]))
 
+    def parts(self, shape: tuple[int, ...]) -> Iterator[tuple[Synchronizer, tuple[int, ...]]]:
+        """The synchronizer in force, and the shape, of each shard of a variable of that shape, or of all of it."""
+        synchronizers = self.synchronizers * (1 if self.part_config else self.num_shards)
+        return zip(synchronizers, self.shapes(shape) if self.shards else (shape,), strict=True)
+
     @property
     def num_shards(self) -> int:
         """1 for a variable that is whole."""

@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 
 from autodist_py import AutoDist
+from autodist_py.kernel import horovod_adapter
 from autodist_py.kernel.program import Program, Promise
 from autodist_py.kernel.verify import verify
 from autodist_py.proto.errors import ClusterError, InvalidGraphError, StrategyError
@@ -30,7 +31,7 @@ from tests import test_compressed
 from tests.cluster_pool import TWO_WORKERS, Cluster, Shape
 from tests.cluster_pool import same_on_all_workers as same
 from tests.kernel import programs
-from tests.oracle import compare_function, compare_graph
+from tests.oracle import Training, compare_function, compare_graph
 from tests.oracle_programs import batches, graph_program, hand_written
 from tests.runtime.test_cluster import Run
 
@@ -135,6 +136,81 @@ def test_programs_of_both_engines_take_turns_in_one_process(cluster: Cluster) ->
     for horovods, rings in cluster.run(by_both_engines):
         np.testing.assert_allclose(horovods, rings, rtol=1e-12)
         assert not np.allclose(horovods, 1.0)
+
+
+# -- AUTO ------------------------------------------------------------------------------------------------------------
+
+
+def large(seed: int) -> Training:
+    """A step that trains as many bytes as AUTO uses Horovod for within one host, and a few more."""
+    random = np.random.default_rng(seed)
+    weights, bias = (tf.Variable(random.normal(size=shape)) for shape in ([1000, 1000], [1000]))
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.tanh(x @ weights) + bias) ** 2)
+        for variable, gradient in zip((weights, bias), tape.gradient(loss, [weights, bias]), strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    return Training(step, lambda: {"weights": weights, "bias": bias})
+
+
+def train_by_auto(patch: Callable[[pytest.MonkeyPatch, int], None] | None = None) -> tuple[list[int], dict[str, Any]]:
+    """How many numbers are in each all-reduce by Horovod of steps with AUTO, and the trained values.
+
+    Args:
+        patch: changes what a worker, by its rank, finds of Horovod.
+    """
+    carried: list[int] = []
+    by_horovod = horovod_adapter.all_reduce
+
+    def noted(value: tf.Tensor, name: str) -> tf.Tensor:
+        carried.append(value.shape.num_elements())
+        return by_horovod(value, name)
+
+    with AutoDist() as autodist, pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(horovod_adapter, "all_reduce", noted)
+        if patch is not None:
+            patch(monkeypatch, autodist.rank)
+        x = np.random.default_rng(7).normal(size=(2, 8, 1000))
+        return carried, compare_function(large, [(rows,) for rows in x])
+
+
+@is_installed
+@ON_BOTH
+def test_auto_trains_many_bytes_by_horovod_within_one_host_as_one_device_does(cluster: Cluster) -> None:
+    results = cluster.run(train_by_auto)
+    assert [carried for carried, _ in results] == [[1_001_000]] * 2
+    same([values for _, values in results])
+
+
+def missing_on_1(patch: pytest.MonkeyPatch, rank: int) -> None:
+    if rank == 1:
+        patch.setitem(sys.modules, "horovod", None)
+
+
+def started_by_the_script_on_1(patch: pytest.MonkeyPatch, rank: int) -> None:
+    if rank == 1:
+        library = horovod_adapter.library()
+        patch.setattr(library, "is_initialized", lambda: True)
+        patch.setattr(library, "rank", lambda: 0)
+        patch.setattr(library, "size", lambda: 1)
+
+
+def without_a_name_on_0(patch: pytest.MonkeyPatch, rank: int) -> None:
+    if rank == 0:
+        patch.setattr(horovod_adapter.library(), "is_initialized", lambda: False)
+        patch.setattr(socket, "gethostname", lambda: "pluto.invalid")
+
+
+@is_installed
+@ON_TWO
+@pytest.mark.parametrize("patch", [missing_on_1, started_by_the_script_on_1, without_a_name_on_0])
+def test_auto_does_without_where_one_worker_cannot_start_it(cluster: Cluster, patch: Callable[..., None]) -> None:
+    results = cluster.run(train_by_auto, patch=patch)
+    assert [carried for carried, _ in results] == [[], []]
+    same([values for _, values in results])
 
 
 # -- The graph ---------------------------------------------------------------------------------------------------------

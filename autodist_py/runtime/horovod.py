@@ -26,6 +26,9 @@ from autodist_py.runtime.ports import bind_error
 _PATIENCE_SECONDS = 600
 """How long Horovod waits for a silent worker before it gives up: the cluster's heartbeats find one much earlier."""
 
+_KINDS = {kind.__name__: kind for kind in (StrategyError, ClusterError)}
+"""What is wrong with a worker: its Horovod, or its host."""
+
 
 def is_asked_for(strategy: Strategy) -> bool:
     """Whether gradients of `strategy` travel between workers by Horovod."""
@@ -33,6 +36,39 @@ def is_asked_for(strategy: Strategy) -> bool:
     return strategy.pace.is_together and any(
         isinstance(one, AllReduceSynchronizer) and one.spec == "HOROVOD" for one in synchronizers
     )
+
+
+def obstacle(cluster: Cluster, resources: ResourceSpec, key: Callable[[str], str]) -> AutoDistError | None:
+    """The error that `start` raises, for the first worker that has a reason: all are told the same. None: it starts.
+
+    Every worker calls it; the arguments are those of `start`.
+    """
+    own = b""
+    try:
+        _require_startable(cluster, resources)
+    except tuple(_KINDS.values()) as error:
+        own = f"{type(error).__name__} {error}".encode()
+    for rank, found in sorted(cluster.compare(key("horovod"), own).items()):
+        if found:
+            kind, _, words = found.decode().partition(" ")
+            return _KINDS[kind](f"worker {rank} ({resources.workers[rank].address}): {words}")
+    return None
+
+
+def _require_startable(cluster: Cluster, resources: ResourceSpec) -> None:
+    """This worker has what Horovod needs to start, or to go on."""
+    library = horovod_adapter.library()
+    if library.is_initialized():
+        _require_ours(library, cluster)
+        return
+    node = resources.workers[cluster.rank]
+    _require_own_name(node)
+    problem = bind_error(socket.AF_INET, node.address) if cluster.is_chief else ""
+    if problem:
+        raise ClusterError(
+            f"Horovod's rendezvous listens at the chief's IPv4 address. Received: {node.address}: {problem}. Give the "
+            "chief one in the resource spec, or use all_reduce_spec AUTO or RING"
+        )
 
 
 def start(cluster: Cluster, resources: ResourceSpec, key: Callable[[str], str]) -> None:
@@ -45,15 +81,16 @@ def start(cluster: Cluster, resources: ResourceSpec, key: Callable[[str], str]) 
 
     Raises:
         StrategyError: a worker has no Horovod for its TensorFlow.
-        ClusterError: Horovod cannot start on a worker; the message names it, and what to do.
+        ClusterError: Horovod cannot start on a worker, or was started by the script with other ranks; the message
+            names the worker, and what to do.
     """
-    require = _Requirements(cluster, resources, key)
-    library = require.on_every_worker("horovod is installed", horovod_adapter.library, StrategyError)
+    found = obstacle(cluster, resources, key)
+    if found is not None:
+        raise found
+    library = horovod_adapter.library()
     if library.is_initialized():
-        _require_ours(library, cluster)
         return
     node = resources.workers[cluster.rank]
-    require.on_every_worker("names resolve", lambda: _require_own_name(node), ClusterError)
     with _rendezvous(library, cluster, resources) as address:
         host, _, port = cluster.agree(key("rendezvous"), address.encode()).decode().rpartition(":")
         with _environment(_variables(cluster, node, host, port)):
@@ -62,30 +99,6 @@ def start(cluster: Cluster, resources: ResourceSpec, key: Callable[[str], str]) 
             except ValueError as error:
                 raise ClusterError(f"Horovod cannot start: {error}") from error
         cluster.barrier(key("horovod started"))
-
-
-class _Requirements:
-    """What must hold on every worker before all go on: an error of one is raised on all, with its name."""
-
-    def __init__(self, cluster: Cluster, resources: ResourceSpec, key: Callable[[str], str]):
-        self._cluster, self._key = cluster, key
-        self._addresses = [node.address for node in resources.workers]
-
-    def on_every_worker(self, what: str, check: Callable[[], Any], kind: type[AutoDistError]) -> Any:
-        """What `check` returns here.
-
-        Raises:
-            AutoDistError: of the `kind`, which `check` raises; it raised on the worker that the message names.
-        """
-        result, error = None, b""
-        try:
-            result = check()
-        except kind as caught:
-            error = str(caught).encode()
-        for rank, found in sorted(self._cluster.compare(self._key(what), error).items()):
-            if found:
-                raise kind(f"worker {rank} ({self._addresses[rank]}): {found.decode()}")
-        return result
 
 
 def _require_ours(library: Any, cluster: Cluster) -> None:
@@ -124,13 +137,7 @@ def _rendezvous(library: Any, cluster: Cluster, resources: ResourceSpec) -> Iter
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     host = resources.chief.address
-    try:
-        server = RendezvousHTTPServer((host, 0), RendezvousHandler, 0)
-    except OSError as error:
-        raise ClusterError(
-            f"Horovod's rendezvous listens at the chief's IPv4 address. Received: {host}: {error.strerror}. Give the "
-            "chief one in the resource spec, or use all_reduce_spec AUTO or RING"
-        ) from error
+    server = RendezvousHTTPServer((host, 0), RendezvousHandler, 0)
     thread = threading.Thread(target=server.serve_forever, name="autodist-horovod", daemon=True)
     thread.start()
     try:

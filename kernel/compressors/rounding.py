@@ -14,8 +14,7 @@ _SPACING = {tf.float16: 2.0**-10, tf.bfloat16: 2.0**-7}
 
 def travelling(compressor: HorovodCompressor, dtype: tf.DType) -> tf.DType:
     """The type as which numbers of a type travel: as they are, if they have no more bytes."""
-    half = tf.as_dtype(compressor.dtype)
-    return dtype if dtype.size <= half.size else half
+    return tf.as_dtype(compressor.travels_as(dtype.name))
 
 
 def rounded(value: tf.Tensor, half: tf.DType, terms: int) -> tf.Tensor:

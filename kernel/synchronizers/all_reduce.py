@@ -43,6 +43,7 @@ _ENGINES: Mapping[str, Literal["RING", "NCCL", "HOROVOD"]] = {
     "NCCL": "NCCL",
     "HOROVOD": "HOROVOD",
 }
+"""By spec. Where AUTO stands for another engine than RING, that is the spec (`autodist_py/engines.py`)."""
 
 _MOST_PIECES = 4096
 """Of one gradient: each is a collective, of which the graph would be made alone."""
@@ -161,7 +162,7 @@ def _output_bytes(output: Output) -> int:
 
 
 def _pack_bytes(synchronizer: AllReduceSynchronizer) -> int:
-    return synchronizer.bytes_per_pack or AUTOMATIC_PACK_BYTES
+    return synchronizer.bytes_per_pack or AUTOMATIC_PACK_BYTES[_ENGINES[synchronizer.spec]]
 
 
 def _packed(

@@ -18,13 +18,15 @@ class AllReduce:
     Attributes:
         chunk_size: variables whose gradients are reduced together. More of them: fewer, larger messages; fewer: the
             reduction starts earlier and overlaps more of back-propagation.
-        all_reduce_spec: AUTO (the runtime chooses), NCCL, RING or HOROVOD, which must be installed on every worker
-            (`make horovod`) and sums dense gradients over workers. What is gathered travels by rings whatever it says:
-            sparse gradients, and what some compressors make of dense ones.
+        all_reduce_spec: NCCL, RING or HOROVOD, which must be installed on every worker (`make horovod`) and sums dense
+            gradients over workers; or AUTO: NCCL if all replicas are on GPUs, HOROVOD if it is installed and a step
+            reduces many bytes over fast links, else RING (docs/performance.md, "Engines"). What is gathered travels by
+            rings whatever it says: sparse gradients, and what some compressors make of dense ones.
         compressor: how gradients are coded on the wire, such as "HorovodCompressor", half precision, or
             "HorovodCompressor(dtype='bfloat16')"; all but NoneCompressor lose precision.
         bytes_per_pack: how large the buffers are in which the gradients of a group are reduced, as back-propagation
-            finishes them; a larger gradient is reduced in pieces. 0: the size found best (docs/performance.md).
+            finishes them; a larger gradient is reduced in pieces. 0: the size found best for the engine
+            (docs/performance.md).
         timeout_seconds: how long a step may wait for a worker that lives but has not begun it; then the run ends, and
             says who was missing. 0: no limit. (A worker that is lost is noticed by its heartbeat.)
 

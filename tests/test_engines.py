@@ -82,7 +82,18 @@ def test_what_counts_is_the_sum_over_all_gradients_of_a_step() -> None:
         (item_of((9000, 1000)), AllReduce(compressor="Int8Compressor")),
         (item_of((9000, 1000)), AllReduce(compressor="PowerSGDCompressor")),
     ],
-    ids=["rows", "rows-on-servers", "servers", "ring", "named", "half", "bfloat16", "of-bfloat16", "gathered", "narrow"],
+    ids=[
+        "rows",
+        "rows-on-servers",
+        "servers",
+        "ring",
+        "named",
+        "half",
+        "bfloat16",
+        "of-bfloat16",
+        "gathered",
+        "narrow",
+    ],
 )
 def test_only_bytes_that_horovod_would_sum_up_in_the_place_of_auto_count(
     item: GraphItem, builder: StrategyBuilder
@@ -130,7 +141,7 @@ def strategy_of(*synchronizers: Synchronizer) -> Strategy:
 
 def test_an_engine_stands_in_the_place_of_auto_and_of_nothing_else() -> None:
     server = PSSynchronizer("127.0.0.1:CPU:0")
-    kept = [AllReduceSynchronizer("RING"), server, AllReduceSynchronizer("HOROVOD", group=1)]
+    kept: list[Synchronizer] = [AllReduceSynchronizer("RING"), server, AllReduceSynchronizer("HOROVOD", group=1)]
     strategy = strategy_of(*kept, AllReduceSynchronizer("AUTO", group=2, bytes_per_pack=64))
     asked = strategy_of(*kept, AllReduceSynchronizer("HOROVOD", group=2, bytes_per_pack=64))
     item = item_of(*[(4, 2)] * 4)

@@ -5,7 +5,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from os import kill
@@ -31,7 +31,7 @@ from tests import test_compressed
 from tests.cluster_pool import TWO_WORKERS, Cluster, Shape
 from tests.cluster_pool import same_on_all_workers as same
 from tests.kernel import programs
-from tests.oracle import Training, compare_function, compare_graph
+from tests.oracle import Batch, Training, compare_function, compare_graph
 from tests.oracle_programs import batches, graph_program, hand_written
 from tests.runtime.test_cluster import Run
 
@@ -156,10 +156,25 @@ def large(seed: int) -> Training:
     return Training(step, lambda: {"weights": weights, "bias": bias})
 
 
-def train_by_auto(patch: Callable[[pytest.MonkeyPatch, int], None] | None = None) -> tuple[list[int], dict[str, Any]]:
+WIDE = tuple((rows,) for rows in np.random.default_rng(7).normal(size=(2, 8, 1000)))
+"""Two batches for it."""
+
+
+def small(seed: int) -> Training:
+    """A step that trains few bytes."""
+    return hand_written("dense", "sgd")(seed)
+
+
+def train_by_auto(
+    build: Callable[[int], Training] = large,
+    data: Sequence[Batch] = WIDE,
+    patch: Callable[[pytest.MonkeyPatch, int], None] | None = None,
+) -> tuple[list[int], dict[str, Any]]:
     """How many numbers are in each all-reduce by Horovod of steps with AUTO, and the trained values.
 
     Args:
+        build: makes what is trained.
+        data: the steps' batches.
         patch: changes what a worker, by its rank, finds of Horovod.
     """
     carried: list[int] = []
@@ -173,8 +188,7 @@ def train_by_auto(patch: Callable[[pytest.MonkeyPatch, int], None] | None = None
         monkeypatch.setattr(horovod_adapter, "all_reduce", noted)
         if patch is not None:
             patch(monkeypatch, autodist.rank)
-        x = np.random.default_rng(7).normal(size=(2, 8, 1000))
-        return carried, compare_function(large, [(rows,) for rows in x])
+        return carried, compare_function(build, data)
 
 
 @is_installed
@@ -183,6 +197,12 @@ def test_auto_trains_many_bytes_by_horovod_within_one_host_as_one_device_does(cl
     results = cluster.run(train_by_auto)
     assert [carried for carried, _ in results] == [[1_001_000]] * 2
     same([values for _, values in results])
+
+
+@is_installed
+@ON_TWO
+def test_auto_trains_few_bytes_by_a_ring(cluster: Cluster) -> None:
+    assert [carried for carried, _ in cluster.run(train_by_auto, build=small, data=batches("dense"))] == [[], []]
 
 
 def missing_on_1(patch: pytest.MonkeyPatch, rank: int) -> None:
@@ -388,6 +408,14 @@ def test_a_host_whose_own_name_does_not_serve_is_refused_before_horovod_ends_its
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     with pytest.raises(ClusterError, match=rf"worker 0 \({address}\): Horovod needs a host .*{words}"):
         horovod.start(SoloCluster(), ResourceSpec((NodeSpec(address),)), str)
+
+
+@is_installed
+def test_a_chief_at_whose_address_the_rendezvous_cannot_listen_is_refused() -> None:
+    with pytest.raises(
+        ClusterError, match=r"worker 0 \(::1\): .* the chief's IPv4 address. Received: ::1, .* AUTO or RING"
+    ):
+        horovod.start(SoloCluster(), ResourceSpec((NodeSpec("::1"),)), str)
 
 
 def test_what_it_does_not_carry_is_refused_by_the_variables_name() -> None:

@@ -146,6 +146,15 @@ def test_it_is_said_that_gathers_are_rings_whatever_sums(compressor: str) -> Non
     assert "instead" not in text("HOROVOD", nodes=1)
 
 
+def test_what_auto_stands_for_is_said() -> None:
+    assert "all_reduce_spec AUTO: RING\n" in str(plan_of(AllReduce(), 2))
+    large = replace(ITEM, variables=(Variable("dense", "float32", (2000, 1000)), ITEM.variables[1]))
+    plan = replace(plan_of(AllReduce(), 2), item=large)
+    assert "all_reduce_spec AUTO: HOROVOD, if every worker has it, else RING\n" in str(plan)
+    for other in (plan_of(AllReduce(), 1, 2), plan_of(AllReduce(all_reduce_spec="RING"), 2), plan_of(PS(), 2)):
+        assert "all_reduce_spec AUTO" not in str(other)
+
+
 @pytest.mark.parametrize("builder", [AllReduce(), PSLoadBalancing(), Parallax(), ShardedOptimizer(), PartitionedAR()])
 def test_a_worker_alone_sends_nothing(builder: StrategyBuilder) -> None:
     assert plan_of(builder, 1, 2).links() == {}

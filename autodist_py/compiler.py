@@ -128,6 +128,12 @@ class Compiler:
         check = InputCheck(self.cluster, self._key("inputs"), fed, steps=checked_steps)
         if self._timeline is not None and not program.pace.is_together and self.cluster.is_chief:
             _log.warning("%s: a timeline is of steps that workers take together; there is none of this program", name)
+        if self._timeline is not None and any(launch.by_name for launch in program.launches) and self.cluster.is_chief:
+            _log.warning(
+                "%s: TensorFlow's profiler does not see Horovod's all-reduces, so the timeline is without them; RING's "
+                "are there, with all_reduce_spec RING",
+                name,
+            )
         for reason in strategy.replaced if self.cluster.is_chief else ():
             _log.warning("%s: %s", name, reason)
         for variable, reason in program.left_whole.items() if self.cluster.is_chief else ():

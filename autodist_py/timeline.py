@@ -29,7 +29,7 @@ class Timeline:
     """Traces the steps from `FIRST_STEP` on of this process, with TensorFlow's profiler; the chief writes the file.
 
     In the file a process is a worker, with its threads; an event is an op, or a collective by the words for what it
-    combines. Times are of each worker's own clock.
+    combines, which Horovod's are not: the profiler does not see them. Times are of each worker's own clock.
     """
 
     def __init__(self, path: Path, cluster: Cluster, *, key: str, pause: Callable[[], None]):

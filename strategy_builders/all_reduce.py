@@ -25,8 +25,7 @@ class AllReduce:
         compressor: how gradients are coded on the wire, such as "HorovodCompressor", half precision, or
             "HorovodCompressor(dtype='bfloat16')"; all but NoneCompressor lose precision.
         bytes_per_pack: how large the buffers are in which the gradients of a group are reduced, as back-propagation
-            finishes them; a larger gradient is reduced in pieces. 0: the size found best for the engine
-            (docs/performance.md).
+            finishes them; a larger gradient is reduced in pieces. 0: the size found best (docs/performance.md).
         timeout_seconds: how long a step may wait for a worker that lives but has not begun it; then the run ends, and
             says who was missing. 0: no limit. (A worker that is lost is noticed by its heartbeat.)
 

@@ -1,5 +1,6 @@
 """Horovod as the engine of all-reduces: it trains as one device does, ends with the run, and is refused clearly."""
 
+import logging
 import re
 import signal
 import socket
@@ -195,7 +196,8 @@ def train_by_auto(
 @ON_BOTH
 def test_auto_trains_many_bytes_by_horovod_within_one_host_as_one_device_does(cluster: Cluster) -> None:
     results = cluster.run(train_by_auto)
-    assert [carried for carried, _ in results] == [[1_001_000]] * 2
+    for carried, _ in results:
+        assert sum(carried) == 1_001_000
     same([values for _, values in results])
 
 
@@ -231,6 +233,36 @@ def test_auto_does_without_where_one_worker_cannot_start_it(cluster: Cluster, pa
     results = cluster.run(train_by_auto, patch=patch)
     assert [carried for carried, _ in results] == [[], []]
     same([values for _, values in results])
+
+
+def warned_of_a_timeline(folder: Path) -> list[str]:
+    """What is said of programs, where there is to be a timeline."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("autodist_py.compiler")
+    log.addHandler(handler)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AUTODIST_TIMELINE", str(folder / "trace.json"))
+            for spec in ("HOROVOD", "RING"):
+                with AutoDist(strategy_builder=AllReduce(all_reduce_spec=spec)) as autodist:
+                    step, _ = descending(autodist)
+                    step(np.ones([4, 3]))
+    finally:
+        log.removeHandler(handler)
+    return said
+
+
+@is_installed
+@ON_TWO
+def test_that_a_timeline_is_without_it_is_said(cluster: Cluster, tmp_path: Path) -> None:
+    of_chief, of_other = cluster.run(warned_of_a_timeline, folder=tmp_path)
+    assert [message.partition(": ")[2] for message in of_chief] == [
+        "TensorFlow's profiler does not see Horovod's all-reduces, so the timeline is without them; RING's are there, "
+        "with all_reduce_spec RING"
+    ]
+    assert of_other == []
 
 
 # -- The graph ---------------------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ SCRIPT = """
 import sys
 import numpy as np
 from autodist_py import AutoDist
-autodist = AutoDist(strategy_builder="AllReduce")
+from autodist_py.strategy_builders.all_reduce import AllReduce
+autodist = AutoDist(strategy_builder=AllReduce(all_reduce_spec="RING"))
 import tensorflow as tf
 
 layers = [tf.Variable(np.full([700, 700], 0.01, np.float32), name=f"layer_{number}") for number in range(6)]

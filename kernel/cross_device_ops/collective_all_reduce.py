@@ -22,8 +22,8 @@ from autodist_py.kernel.cross_device_ops.values import (
 )
 from autodist_py.proto.errors import StrategyError
 
-AUTOMATIC_PACK_BYTES = {"RING": 2 << 20, "NCCL": 2 << 20, "HOROVOD": 32 << 20}
-"""The size of buffers where none is given, by the engine: docs/performance.md. NCCL's was not measured."""
+AUTOMATIC_PACK_BYTES = 2 << 20
+"""The size of buffers where none is given: benchmarks/collectives.py, docs/performance.md."""
 
 _ENGINES = {"RING": RING, "NCCL": NCCL, "HOROVOD": HOROVOD}
 
@@ -43,7 +43,7 @@ class CollectiveAllReduce:
         implementation: the engine of sums; HOROVOD needs a `local` reduction. Gathers and broadcasts are rings.
         local: how a worker's replicas are reduced before, on the first one's device: each worker is then one member of
             the collective, and its result is copied to the destinations. None: every replica is a member.
-        bytes_per_pack: the size of buffers; 0: that of the engine in `AUTOMATIC_PACK_BYTES`.
+        bytes_per_pack: the size of buffers; 0: `AUTOMATIC_PACK_BYTES`.
     """
 
     collectives: Collectives = field(repr=False)
@@ -181,7 +181,7 @@ class CollectiveAllReduce:
         return [tf.IndexedSlices(rows, indices, own.dense_shape)]
 
     def _most_elements(self, dtype: tf.DType) -> int:
-        return max(1, (self.bytes_per_pack or AUTOMATIC_PACK_BYTES[self.implementation]) // dtype.size)
+        return max(1, (self.bytes_per_pack or AUTOMATIC_PACK_BYTES) // dtype.size)
 
     def _require_devices(self, devices: Sequence[str]) -> None:
         place = self.collectives.place

@@ -162,7 +162,7 @@ def _output_bytes(output: Output) -> int:
 
 
 def _pack_bytes(synchronizer: AllReduceSynchronizer) -> int:
-    return synchronizer.bytes_per_pack or AUTOMATIC_PACK_BYTES[_ENGINES[synchronizer.spec]]
+    return synchronizer.bytes_per_pack or AUTOMATIC_PACK_BYTES
 
 
 def _packed(

@@ -72,8 +72,8 @@ def _bytes_by_horovod(item: GraphItem, strategy: Strategy) -> int:
         for synchronizer, shape in strategy.node(variable.name).parts(variable.shape):
             if gradient.is_sparse or not _is_automatic(synchronizer):
                 continue
-            compressor = compressor_of(synchronizer.compressor, "compressor")
-            if not compressor.gathers and _carries("HOROVOD", synchronizer, variable.dtype):
+            if _carries("HOROVOD", synchronizer, variable.dtype):
+                compressor = compressor_of(synchronizer.compressor, "compressor")
                 total += compressor.wire_bytes(shape, ITEM_SIZES.get(variable.dtype, 0))
     return total
 
@@ -83,7 +83,7 @@ def _is_automatic(synchronizer: Synchronizer) -> bool:
 
 
 def _carries(engine: Engine, synchronizer: Synchronizer, dtype: str) -> bool:
-    """Whether the engine has the type as which gradients of a type travel."""
+    """Whether the engine sums up what travels of gradients of a type, and has the type as which they travel."""
     compressor = compressor_of(synchronizer.compressor, "compressor")
     travels_as = compressor.travels_as(dtype) if isinstance(compressor, HorovodCompressor) else dtype
-    return engine != "HOROVOD" or travels_as != "bfloat16"
+    return not compressor.gathers and (engine != "HOROVOD" or travels_as != "bfloat16")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from autodist_py.engines import automatic_engine, has_automatic, with_engine
+from autodist_py.engines import Engine, automatic_engine, has_automatic, with_engine
 from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
 from autodist_py.proto.strategy import Node, Strategy
@@ -149,6 +149,13 @@ def test_an_engine_stands_in_the_place_of_auto_and_of_nothing_else() -> None:
     assert with_engine(strategy, item, "RING") == strategy
     assert has_automatic(strategy)
     assert not has_automatic(asked)
+
+
+def test_auto_stays_where_gradients_are_gathered_and_not_summed() -> None:
+    strategy = strategy_of(AllReduceSynchronizer(compressor="Int8Compressor"))
+    engines: tuple[Engine, ...] = ("HOROVOD", "NCCL")
+    for other in engines:
+        assert with_engine(strategy, item_of((4, 2)), other) == strategy
 
 
 def test_auto_stays_where_horovod_does_not_carry_the_type() -> None:

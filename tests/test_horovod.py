@@ -445,7 +445,7 @@ def test_a_host_whose_own_name_does_not_serve_is_refused_before_horovod_ends_its
 @is_installed
 def test_a_chief_at_whose_address_the_rendezvous_cannot_listen_is_refused() -> None:
     with pytest.raises(
-        ClusterError, match=r"worker 0 \(::1\): .* the chief's IPv4 address. Received: ::1, .* AUTO or RING"
+        ClusterError, match=r"worker 0 \(::1\): .* the chief's IPv4 address. Received: ::1: .* AUTO or RING"
     ):
         horovod.start(SoloCluster(), ResourceSpec((NodeSpec("::1"),)), str)
 

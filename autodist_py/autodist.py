@@ -424,7 +424,9 @@ class AutoDist:
         if not captured.item.gradients and not together:
             return self._compiler.alone(captured.item, captured.variables, captured.state, name=name)
         strategy = self._compiler.strategy(captured.item)
-        return self._compiler.distributed(captured.item, strategy, captured.variables, captured.state, name=name)
+        return self._compiler.distributed(
+            captured.item, strategy, captured.variables, captured.state, name=name, examples=captured.examples
+        )
 
     def _require_open(self, what: str) -> None:
         if self._closed:

@@ -98,6 +98,7 @@ class Compiler:
         *,
         name: str,
         namespace: str = "",
+        examples: int | None = None,
     ) -> StepProgram:
         """A program that all workers run together.
 
@@ -108,6 +109,7 @@ class Compiler:
             state: the tensors for its "state" inputs.
             name: what the program is called in profiles and causes of failure.
             namespace: see Executor.
+            examples: how many this worker is given in the step that is compiled for; None: not known.
         """
         strategy = self.served.at_home(strategy, variables)
         place = resolve(strategy.replicas, self._resources, worker=self.cluster.rank)
@@ -119,7 +121,12 @@ class Compiler:
         if self.cluster.num_workers > 1 and horovod.is_asked_for(chosen):
             horovod.start(self.cluster, self._resources, self._key)
         channel = f"{self.cluster.run_id}/{self._key('channel')}"
-        options = replace(self._options, first_instance_key=self.cluster.next_instance_key, channel=channel)
+        options = replace(
+            self._options,
+            first_instance_key=self.cluster.next_instance_key,
+            channel=channel,
+            examples=self._examples_of_the_chief(item, examples),
+        )
         program = compile(item, chosen, place, options, observers=self._observers)
         self.cluster.next_instance_key = program.next_instance_key
         self._require_same_launches(program)
@@ -276,6 +283,13 @@ class Compiler:
             )
         }
         return Executor(program, copies, state, name=name.replace("/", "_"), namespace=namespace)
+
+    def _examples_of_the_chief(self, item: GraphItem, examples: int | None) -> int | None:
+        """By which all workers decide how rows travel: they may be given different numbers."""
+        if self.cluster.num_workers == 1 or not item.sparse_variables:
+            return examples
+        agreed = self.cluster.agree(self._key("examples"), b"" if examples is None else str(examples).encode())
+        return int(agreed) if agreed else None
 
     def _require_same_graph(self, item: GraphItem) -> None:
         if self.cluster.num_workers == 1:

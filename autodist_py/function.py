@@ -1,7 +1,7 @@
 """The step function that `@autodist.function` makes: one program per signature, found by what a call is given."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,6 +43,11 @@ class Call:
     tensors: list[tf.Tensor]
     batched: tuple[bool, ...]
     structure: Any
+
+    @property
+    def examples(self) -> int | None:
+        """The size of the batch; None: no argument is batched."""
+        return next((t.shape[0] for t, is_batched in zip(self.tensors, self.batched, strict=True) if is_batched), None)
 
     @property
     def has_other_sizes(self) -> bool:
@@ -170,7 +175,8 @@ class DistributedFunction:
                 self._slot_names(call.structure), call.tensors, call.batched, strict=True
             )
         ]
-        return capture_function(self.python_function, arguments, call.structure, self._options)
+        captured = capture_function(self.python_function, arguments, call.structure, self._options)
+        return replace(captured, examples=call.examples)
 
     def _slot_names(self, structure: Any) -> list[tuple[str, str]]:
         """For each tensor argument its parameter, and its own name."""

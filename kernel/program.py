@@ -37,6 +37,8 @@ class Options:
         strict: refuse to train a variable whole that the strategy cuts.
         first_instance_key: the key of the program's first collective, the same on every worker; others follow.
         channel: what the names of the program's queues begin with: the same on every worker, and of no other program.
+        examples: how many the chief is given in the step that the program is compiled for: the same on every worker;
+            None: not known.
     """
 
     batch: str = "global"
@@ -45,6 +47,7 @@ class Options:
     strict: bool = True
     first_instance_key: int = 1
     channel: str = "channel"
+    examples: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

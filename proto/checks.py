@@ -27,6 +27,12 @@ def require_seconds(value: float, what: str, *, error: type[Exception]) -> None:
         raise error(f"{what} must be a number of seconds >= 0; got {value!r}")
 
 
+def require_flag(value: bool | None, what: str, *, error: type[Exception]) -> None:
+    """`value` is True, False, or None for what is best."""
+    if value is not None and not isinstance(value, bool):
+        raise error(f"{what} must be True, False or None; got {value!r}")
+
+
 def require_not_negative(value: int, what: str, *, error: type[Exception]) -> None:
     """`value` is an integer >= 0 that the wire format can hold."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_INT32:

@@ -5,7 +5,7 @@ from typing import Any
 
 from autodist_py.proto import synchronizers_pb2 as pb
 from autodist_py.proto.calls import split_call
-from autodist_py.proto.checks import require_member, require_not_negative, require_seconds
+from autodist_py.proto.checks import require_flag, require_member, require_not_negative, require_seconds
 from autodist_py.proto.compressors import COMPRESSORS, canonical
 from autodist_py.proto.errors import StrategyError
 
@@ -21,7 +21,8 @@ class AllReduceSynchronizer:
     """Every replica holds the variable; the gradients of one group are summed together, by collectives.
 
     `bytes_per_pack` is the size of the buffers in which they are summed, 0 for an automatic one. `timeout_seconds` is
-    how long a step may wait for a worker that lives but has not begun it, 0 for no limit.
+    how long a step may wait for a worker that lives but has not begun it, 0 for no limit. `sparse_as_dense` says
+    whether a sparse gradient travels as a dense one; None: where that is fewer bytes.
     """
 
     spec: str = "AUTO"
@@ -29,6 +30,7 @@ class AllReduceSynchronizer:
     group: int = 0
     bytes_per_pack: int = 0
     timeout_seconds: float = 0.0
+    sparse_as_dense: bool | None = None
 
     def __post_init__(self) -> None:
         require_member(self.spec, ALL_REDUCE_SPECS, "spec of an AllReduce synchronizer", error=StrategyError)
@@ -38,6 +40,7 @@ class AllReduceSynchronizer:
             require_not_negative(getattr(self, name), f"{name} of an AllReduce synchronizer", error=StrategyError)
         require_seconds(self.timeout_seconds, "timeout_seconds of an AllReduce synchronizer", error=StrategyError)
         object.__setattr__(self, "timeout_seconds", float(self.timeout_seconds))
+        require_flag(self.sparse_as_dense, "sparse_as_dense of an AllReduce synchronizer", error=StrategyError)
 
     def to_proto(self) -> pb.AllReduceSynchronizer:
         """The wire form."""
@@ -50,6 +53,7 @@ class AllReduceSynchronizer:
             group=self.group,
             bytes_per_pack=self.bytes_per_pack,
             timeout_seconds=self.timeout_seconds,
+            sparse_as_dense=self.sparse_as_dense,
         )
 
     @classmethod
@@ -61,6 +65,7 @@ class AllReduceSynchronizer:
             group=message.group,
             bytes_per_pack=message.bytes_per_pack,
             timeout_seconds=message.timeout_seconds,
+            sparse_as_dense=message.sparse_as_dense if message.HasField("sparse_as_dense") else None,
         )
 
     def __str__(self) -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from autodist_py.proto.checks import require_member, require_not_negative, require_seconds
+from autodist_py.proto.checks import require_flag, require_member, require_not_negative, require_seconds
 from autodist_py.proto.compressors import compressor_of
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem
@@ -28,6 +28,9 @@ class AllReduce:
             finishes them; a larger gradient is reduced in pieces. 0: the size found best (docs/performance.md).
         timeout_seconds: how long a step may wait for a worker that lives but has not begun it; then the run ends, and
             says who was missing. 0: no limit. (A worker that is lost is noticed by its heartbeat.)
+        sparse_as_dense: whether sparse gradients travel as dense ones, and then with any compressor. None: where that
+            is fewer bytes, by the shape of the table and the size of the first batch (docs/performance.md), and the
+            update adds rows up, as plain SGD's does. True is refused for a table whose update does more.
 
     Raises:
         StrategyError: a parameter is out of its range.
@@ -38,6 +41,7 @@ class AllReduce:
     compressor: str = "NoneCompressor"
     bytes_per_pack: int = 0
     timeout_seconds: float = 0.0
+    sparse_as_dense: bool | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.chunk_size, bool) or not isinstance(self.chunk_size, int) or self.chunk_size < 1:
@@ -46,6 +50,7 @@ class AllReduce:
         compressor_of(self.compressor, "compressor of AllReduce")
         require_not_negative(self.bytes_per_pack, "bytes_per_pack of AllReduce", error=StrategyError)
         require_seconds(self.timeout_seconds, "timeout_seconds of AllReduce", error=StrategyError)
+        require_flag(self.sparse_as_dense, "sparse_as_dense of AllReduce", error=StrategyError)
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
         """The group of a variable is its index among the trainable ones // `chunk_size`."""
@@ -64,4 +69,5 @@ class AllReduce:
             index // self.chunk_size,
             self.bytes_per_pack,
             self.timeout_seconds,
+            self.sparse_as_dense,
         )

@@ -101,6 +101,7 @@ class PartitionedAR:
     min_shard_bytes: int = MIN_SHARD_BYTES
     bytes_per_pack: int = 0
     timeout_seconds: float = 0.0
+    sparse_as_dense: bool | None = None
 
     def __post_init__(self) -> None:
         self._whole()
@@ -123,7 +124,12 @@ class PartitionedAR:
 
     def _whole(self) -> AllReduce:
         return AllReduce(
-            self.chunk_size, self.all_reduce_spec, self.compressor, self.bytes_per_pack, self.timeout_seconds
+            self.chunk_size,
+            self.all_reduce_spec,
+            self.compressor,
+            self.bytes_per_pack,
+            self.timeout_seconds,
+            self.sparse_as_dense,
         )
 
 
@@ -142,6 +148,7 @@ class RandomAxisPartitionAR:
     min_shard_bytes: int = MIN_SHARD_BYTES
     bytes_per_pack: int = 0
     timeout_seconds: float = 0.0
+    sparse_as_dense: bool | None = None
 
     def __post_init__(self) -> None:
         self._fixed()
@@ -166,6 +173,7 @@ class RandomAxisPartitionAR:
             self.min_shard_bytes,
             self.bytes_per_pack,
             self.timeout_seconds,
+            self.sparse_as_dense,
         )
 
 

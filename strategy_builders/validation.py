@@ -7,7 +7,7 @@ from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem, Variable
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Node, Strategy
-from autodist_py.proto.synchronizers import PSSynchronizer
+from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 from autodist_py.proto.text import known_names
 
 
@@ -83,7 +83,8 @@ def _check_compressor(node: Node, variable: Variable, *, is_sparse: bool) -> Non
                 f"a compressor that loses precision codes floats; variable {node.var_name!r} is of type "
                 f"{variable.dtype}; got {name}; use NoneCompressor for it"
             )
-        if is_sparse and not isinstance(compressor, HorovodCompressor):
+        as_dense = isinstance(synchronizer, AllReduceSynchronizer) and synchronizer.sparse_as_dense
+        if is_sparse and not as_dense and not isinstance(compressor, HorovodCompressor):
             raise StrategyError(
                 f"variable {node.var_name!r} has a sparse gradient, which {name} cannot compress; "
                 f"use HorovodCompressor or NoneCompressor for it"

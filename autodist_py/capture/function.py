@@ -71,6 +71,7 @@ class CapturedFunction:
         state: tensors the step closes over that are no variables (tables, iterators, large constants), by input name.
         result: how the step's results are put together from the item's outputs.
         user_step: the step as the user wrote it, of its tensor arguments in flat order.
+        examples: how many there are in the call that it was captured for; None: not known.
     """
 
     item: GraphItem
@@ -78,6 +79,7 @@ class CapturedFunction:
     state: Mapping[str, tf.Tensor]
     result: Result
     user_step: Callable[..., Any]
+    examples: int | None = None
 
 
 def capture_function(

@@ -70,7 +70,7 @@ class DistributedSession(tf_adapter.SessionInterface):
         program = self._programs.get(signature)
         if program is None:
             with tf_adapter.eagerly():
-                program = self._programs[signature] = self._source.make(signature)
+                program = self._programs[signature] = self._source.make(signature, list(feeds.values()))
         with tf_adapter.eagerly(), tf_adapter.run_metadata(run_metadata):
             values = dict(zip(signature.fetches, program.run(list(feeds.values())), strict=True))
         return handler.build_results(self, [_plain(values[name]) for name in wanted])

@@ -12,6 +12,7 @@ from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.graph import GraphScope, Signature
 from autodist_py.compiler import Compiler
 from autodist_py.kernel.analysis import analyse, gradient_types, op_types
+from autodist_py.kernel.names import op_of
 from autodist_py.programs import StepProgram
 from autodist_py.proto.errors import SessionError
 from autodist_py.proto.graph_item import GraphItem, Variable
@@ -27,8 +28,8 @@ class Program(Protocol):
 class SessionPrograms(Protocol):
     """Makes the programs of one session, and owns the values of its variables."""
 
-    def make(self, signature: Signature) -> Program:
-        """The program of a signature that was not asked for before."""
+    def make(self, signature: Signature, feeds: Sequence[tf.Tensor]) -> Program:
+        """The program of a signature that was not asked for before, and is now, with these values for its feeds."""
         ...
 
     def close(self) -> None:
@@ -54,7 +55,7 @@ class DistributedPrograms:
         self._namespace = uuid.uuid4().hex
         self._made = 0
 
-    def make(self, signature: Signature) -> Program:
+    def make(self, signature: Signature, feeds: Sequence[tf.Tensor]) -> Program:
         """See SessionPrograms.
 
         Raises:
@@ -70,7 +71,18 @@ class DistributedPrograms:
         self._made += 1
         if not item.gradients:
             return self._compiler.alone(item, variables, {}, name=name, namespace=self._namespace)
-        compiled = self._compiler.distributed(item, self._strategy, variables, {}, name=name, namespace=self._namespace)
+        sizes = {
+            op_of(fed): value.shape[0] for fed, value in zip(signature.feeds, feeds, strict=True) if value.shape.rank
+        }
+        compiled = self._compiler.distributed(
+            item,
+            self._strategy,
+            variables,
+            {},
+            name=name,
+            namespace=self._namespace,
+            examples=next((sizes[source.name] for source in item.inputs if source.batched), None),
+        )
         step = _SessionStep(compiled, variables, self._compiler)
         if self._recorder is None:
             return step
@@ -119,7 +131,7 @@ class OneDevicePrograms:
         self._scope, self._options, self._recorder = scope, options, recorder
         self._session = tf.compat.v1.Session(graph=scope.graph)
 
-    def make(self, signature: Signature) -> Program:
+    def make(self, signature: Signature, feeds: Sequence[tf.Tensor]) -> Program:
         """See SessionPrograms."""
         item = self._scope.cut(signature, self._options)
         program = _SessionRun(self._session, signature)

@@ -5,7 +5,8 @@ split. Outputs that are combined in the same way, the loss say, travel with the 
 that is larger than a buffer is reduced in pieces. Sparse gradients are gathered: the rows of all replicas, in replica
 order, with each replica's values weighted. Of one lookup these are the rows of one device, in its order; of several
 lookups in one table, the same rows grouped by replica. A worker adds up its rows of one index before it sends them
-where that makes no difference to the update.
+where that makes no difference to the update. There they may travel as a dense gradient, among others
+(`densifying.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from autodist_py.kernel.memory import Recorder
 from autodist_py.kernel.names import KERNEL_SCOPE, on_replica, op_of
 from autodist_py.kernel.outputs import differing, reduction_of
 from autodist_py.kernel.program import Program
+from autodist_py.kernel.synchronizers import densifying
 from autodist_py.kernel.synchronizers.coding import Coding, compressor_for
 from autodist_py.kernel.synchronizers.lookups import adds_rows_up
 from autodist_py.kernel.weights import batch_specs, raw_gradient, replica_weights, sum_duplicates, weighted
@@ -55,7 +57,8 @@ class Group:
 
     Gradients of one stage do not depend on one another's combined values (a generator's would on its discriminator's).
     `pack` numbers those that are alike but for their gradients, as what is larger is packed into several buffers.
-    `outputs` are the program's outputs, by their positions, that are combined along with the gradients.
+    `outputs` are the program's outputs, by their positions, that are combined along with the gradients. One whose rows
+    are gathered is a group by itself, which `is_sparse`; other sparse ones travel as dense ones.
     """
 
     synchronizer: AllReduceSynchronizer
@@ -65,11 +68,7 @@ class Group:
     gradients: tuple[Gradient, ...]
     pack: int = 0
     outputs: tuple[int, ...] = ()
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether this is a sparse gradient, which is a group by itself."""
-        return self.gradients[0].is_sparse
+    is_sparse: bool = False
 
     @property
     def compressor(self) -> Compressor:
@@ -138,15 +137,31 @@ def _gradient_groups(program: Program) -> Iterator[Group]:
             continue
         dtype = tf.as_dtype(program.item.variable(gradient.variable).dtype)
         stage = program.analysis.gradient_stage(gradient)
-        _check(program, synchronizer, gradient, dtype)
+        is_sparse = gradient.is_sparse and not _is_densified(program, synchronizer, gradient, dtype)
+        _check(program, synchronizer, gradient, dtype, is_sparse=is_sparse)
         key = (synchronizer, stage, gradient.reduction or program.item.loss_reduction, dtype)
-        if gradient.is_sparse:
-            yield Group(*key, (gradient,))
+        if is_sparse:
+            yield Group(*key, (gradient,), is_sparse=True)
         else:
             dense.setdefault(key, []).append(gradient)
     for key, gradients in dense.items():
         for pack, together in enumerate(_packed(program, gradients, key[0])):
             yield Group(*key, together, pack)
+
+
+def _is_densified(program: Program, synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DType) -> bool:
+    """Whether a sparse gradient travels as a dense one: where it is asked for, else where it can and is fewer bytes.
+
+    Raises:
+        StrategyError: it is asked for, and makes a difference to the update.
+    """
+    if synchronizer.sparse_as_dense:
+        densifying.require_rows_added_up(program, gradient)
+        return True
+    if synchronizer.sparse_as_dense is False or _why_not_dense(program, synchronizer, gradient, dtype):
+        return False
+    members = len(program.place.workers if synchronizer.spec in _LOCAL_FIRST else program.place.replicas)
+    return densifying.is_worth_it(program, synchronizer, gradient, members=members)
 
 
 def _wire_bytes(program: Program, synchronizer: AllReduceSynchronizer, gradient: Gradient) -> int:
@@ -175,29 +190,37 @@ def _packed(
     )
 
 
-def _check(program: Program, synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DType) -> None:
+def _check(
+    program: Program, synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DType, *, is_sparse: bool
+) -> None:
     if dtype not in REDUCIBLE:
         raise StrategyError(
             f"variable '{gradient.variable}' is of type {dtype.name}, which collectives do not carry; "
             f"they carry {', '.join(sorted(kind.name for kind in REDUCIBLE))}"
         )
-    if gradient.is_sparse:
-        return
+    reason = "" if is_sparse else _why_not_dense(program, synchronizer, gradient, dtype)
+    if reason:
+        raise StrategyError(f"variable '{gradient.variable}': {reason}")
+
+
+def _why_not_dense(program: Program, synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DType) -> str:
+    """Why a gradient of the variable's shape cannot be reduced; "": it can."""
     compressor = compressor_of(synchronizer.compressor, "compressor")
     travels_as = travelling(compressor, dtype) if isinstance(compressor, HorovodCompressor) else dtype
     if synchronizer.spec == "HOROVOD" and travels_as not in CARRIED_BY_HOROVOD:
-        raise StrategyError(
-            f"variable '{gradient.variable}': its gradient travels as {travels_as.name}, which Horovod does not carry; "
+        return (
+            f"its gradient travels as {travels_as.name}, which Horovod does not carry; "
             f"it carries {', '.join(sorted(kind.name for kind in CARRIED_BY_HOROVOD))}. Use another compressor, or "
             "all_reduce_spec AUTO or RING"
         )
     size = _wire_bytes(program, synchronizer, gradient)
     if size > _MOST_PIECES * _pack_bytes(synchronizer):
-        raise StrategyError(
-            f"variable '{gradient.variable}': bytes_per_pack={synchronizer.bytes_per_pack} is too small for its "
+        return (
+            f"bytes_per_pack={synchronizer.bytes_per_pack} is too small for its "
             f"gradient, of which {size} bytes travel: it would be reduced in more than {_MOST_PIECES} pieces; give a "
             "larger one, or 0, an automatic one"
         )
+    return ""
 
 
 def combine(program: Program, group: Group, view: GraphView, collectives: Collectives, recorder: Recorder) -> Fragment:
@@ -221,10 +244,18 @@ def combine(program: Program, group: Group, view: GraphView, collectives: Collec
             weights = replica_weights(program, batch, group.reduction)
         if group.is_sparse:
             return [_reduce_sparse(program, group, values[0], weights, collectives)]
+        devices = [replica.device for replica in program.place.local_replicas]
+        rows = {position: gradient for position, gradient in enumerate(group.gradients) if gradient.is_sparse}
         dense = [[tensors[0] for tensors in copies] for copies in values]
+        for position, gradient in rows.items():
+            dense[position] = densifying.densified(program, gradient, values[position], devices)
         if _is_coded(program, group):
-            return _reduce_coded(program, group, dense, weights, collectives, recorder)
-        return _reduce_dense(program, group, dense, weights, collectives)
+            combined = _reduce_coded(program, group, dense, weights, collectives, recorder)
+        else:
+            combined = _reduce_dense(program, group, dense, weights, collectives)
+        for position, gradient in rows.items():
+            combined[position] = densifying.as_rows(program, gradient, values[position], combined[position], devices)
+        return combined
 
     return trace(reduce, [batch_specs(program), raw + carried], scope=group.scope)
 

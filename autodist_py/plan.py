@@ -102,7 +102,8 @@ class Plan:
 
         Collectives are rings (each of n workers sends 2 (n - 1) / n of the bytes; of rows that are gathered, those of
         n - 1 workers). A server is sent gradients, and sends values; of a table that is not brought whole, the rows
-        that are asked for by their indices, each once. Gradients of rows are counted as if none were added up.
+        that are asked for by their indices, each once. Gradients of rows are counted as if none were added up, and
+        as dense ones only where the strategy says that they travel so.
         """
         found: dict[Link, Traffic] = defaultdict(Traffic)
         variable, is_sparse = self.item.variable(name), name in self._sparse
@@ -147,7 +148,7 @@ class Plan:
         members = len(self.strategy.replicas) + len(idle) if is_one_ring else workers
         times = workers - 1 if compressor.gathers else 2 * (members - 1) / members
         traffic = Traffic(times * compressor.wire_bytes(part.shape, part.item))
-        if part.is_sparse:
+        if part.is_sparse and not synchronizer.sparse_as_dense:
             row_bytes = part.row_bytes * _rows_carried(part, compressor)
             traffic = Traffic(per_use=(workers - 1) * (row_bytes + _INDEX_BYTES)).share(part.share)
         for rank in range(workers):
@@ -185,7 +186,8 @@ class Plan:
         if any(traffic.per_use for traffic in links.values()):
             parts.append(
                 "a use: for each time that a worker's batch uses a row of a table; a row: for each such row, once. "
-                "Where an update adds rows up by itself, as SGD's does, the gradient of each row is sent once."
+                "Where an update adds rows up by itself, as SGD's does, the gradient of each row is sent once; by "
+                "AllReduce that of a table of which a batch uses nearly all may be a dense one, if that is less."
             )
         parts += [f"instead: {one}" for one in self.strategy.replaced]
         parts += [f"all_reduce_spec AUTO: {self._engine}"] if links and has_automatic(self.strategy) else []

@@ -45,6 +45,12 @@ def test_a_ring_sends_each_byte_almost_twice(workers: int) -> None:
     assert plan.traffic("table") == dict.fromkeys(ring, Traffic(per_use=(workers - 1) * (ROW + INDEX)))
 
 
+def test_what_travels_as_dense_goes_round_a_ring_whole() -> None:
+    plan = plan_of(AllReduce(sparse_as_dense=True), 3)
+    ring = {Link(rank, (rank + 1) % 3) for rank in range(3)}
+    assert plan.traffic("table") == dict.fromkeys(ring, Traffic(4 / 3 * 50 * ROW))
+
+
 def test_one_ring_over_all_replicas_passes_workers_as_often_as_its_members() -> None:
     traffic = plan_of(AllReduce(all_reduce_spec="RING"), 2, 3).traffic("dense")
     assert traffic == dict.fromkeys([Link(0, 1), Link(1, 0)], Traffic(2 * 5 / 6 * DENSE))

@@ -15,9 +15,11 @@ from autodist_py.proto.synchronizers import ALL_REDUCE_SPECS, AllReduceSynchroni
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 numbers = st.integers(0, 2**31 - 1)
 compressors = st.sampled_from([*COMPRESSORS, "HorovodCompressor(dtype='bfloat16')"])
-synchronizers = st.builds(AllReduceSynchronizer, st.sampled_from(ALL_REDUCE_SPECS), compressors, numbers) | st.builds(
-    PSSynchronizer, names, st.booleans(), st.booleans(), numbers, numbers, compressors, numbers
-)
+seconds = st.floats(0, 1e6)
+flags = st.sampled_from([None, True, False])
+synchronizers = st.builds(
+    AllReduceSynchronizer, st.sampled_from(ALL_REDUCE_SPECS), compressors, numbers, numbers, seconds, flags
+) | st.builds(PSSynchronizer, names, st.booleans(), st.booleans(), numbers, numbers, compressors, numbers)
 
 
 @st.composite

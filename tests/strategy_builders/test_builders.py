@@ -93,6 +93,7 @@ print(wire.to_bytes(resolve_builder("AllReduce(chunk_size=3)").build(item, local
         ({"all_reduce_spec": "ring"}, "must be one of AUTO, NCCL, RING, HOROVOD; got 'ring'"),
         ({"compressor": "Zip"}, "must be one of NoneCompressor"),
         ({"timeout_seconds": -1}, "timeout_seconds of AllReduce must be a number of seconds >= 0; got -1"),
+        ({"sparse_as_dense": 1}, "sparse_as_dense of AllReduce must be True, False or None; got 1"),
         ({"timeout_seconds": float("inf")}, "timeout_seconds of AllReduce must be a number of seconds >= 0; got inf"),
     ],
 )
@@ -254,6 +255,9 @@ def test_rows_are_compressed_by_rounding_alone(name):
     with pytest.raises(StrategyError, match=f"'table' has a sparse gradient, which {name} cannot compress; use Horo"):
         build_strategy(AllReduce(compressor=name), item, RESOURCES)
     build_strategy(AllReduce(compressor="HorovodCompressorEF"), item, RESOURCES)
+    with pytest.raises(StrategyError, match=f"'table' has a sparse gradient, which {name} cannot compress; use Horo"):
+        build_strategy(AllReduce(compressor=name, sparse_as_dense=False), item, RESOURCES)
+    build_strategy(AllReduce(compressor=name, sparse_as_dense=True), item, RESOURCES)
 
 
 @pytest.mark.parametrize(
@@ -295,6 +299,13 @@ def test_what_collectives_are_told_is_a_parameter_of_all_builders_that_use_them(
     assert strategy.timeout_seconds == 2.5
     for one in strategy.node("w").synchronizers:
         assert one == AllReduceSynchronizer("RING", "Int8Compressor", one.group, 1 << 20, 2.5)
+
+
+@pytest.mark.parametrize("builder", [AllReduce, PartitionedAR, RandomAxisPartitionAR])
+@pytest.mark.parametrize("as_dense", [None, True, False])
+def test_whether_sparse_gradients_travel_as_dense_is_a_parameter_of_builders_that_reduce_them(builder, as_dense):
+    strategy = build_strategy(builder(sparse_as_dense=as_dense), item_of(["w"]), RESOURCES)
+    assert strategy.node("w").synchronizers == (AllReduceSynchronizer(sparse_as_dense=as_dense),)
 
 
 @pytest.mark.parametrize("builder", [AllReduce, Parallax, PartitionedAR, RandomAxisPartitionAR])

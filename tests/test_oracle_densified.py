@@ -153,7 +153,7 @@ def test_the_batches_of_fit_decide(cluster: Cluster, batch_size: int, wanted: st
 
 
 @on_two_workers
-def test_a_table_in_parts_travels_as_dense_parts(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_table_travels_whole_beside_parts_of_dense_gradients(cluster: Cluster, tmp_path: Path) -> None:
     builder = PartitionedAR(min_shard_bytes=1, sparse_as_dense=True)
     _, how = same(cluster.run(train, door="hand-written", folder=str(tmp_path), builder=builder))
     assert how == "dense"

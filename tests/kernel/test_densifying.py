@@ -1,6 +1,8 @@
 """Densifying: which sparse gradients travel as dense ones, and that their updates are what they are with rows."""
 
+from bisect import bisect_left
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +16,9 @@ from autodist_py.kernel.synchronizers.all_reduce import groups
 from autodist_py.kernel.synchronizers.densifying import expected_rows, is_fewer_bytes
 from autodist_py.proto.compressors import HorovodCompressor, NoneCompressor
 from autodist_py.proto.errors import StrategyError
+from autodist_py.proto.graph_item import Gradient, Input, Variable
 from autodist_py.proto.strategy import Node, Strategy
-from autodist_py.proto.synchronizers import AllReduceSynchronizer
+from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 from autodist_py.runtime.executor import Executor
 from tests.capture import steps
 from tests.kernel import programs
@@ -132,8 +135,8 @@ def test_what_horovod_does_not_carry_stays_rows_unless_they_are_to_travel_as_den
 
 
 def test_what_would_be_too_many_pieces_stays_rows_unless_they_are_to_travel_as_dense():
-    item = stepping(scaled, width=4096 // ROWS + 1)[0].item
-    assert travels_dense(item, examples=10_000, bytes_per_pack=8)
+    item = stepping(scaled, dense=False, width=4096 // ROWS + 1)[0].item
+    assert travels_dense(item, examples=10_000, bytes_per_pack=16)
     assert not travels_dense(item, examples=10_000, bytes_per_pack=1)
     with pytest.raises(StrategyError, match="variable 'table': bytes_per_pack=1 is too small for its gradient"):
         travels_dense(item, bytes_per_pack=1, sparse_as_dense=True)
@@ -149,7 +152,8 @@ def test_all_workers_decide_alike(where, batch, examples):
 
 
 def least_examples(item, where, **parameters):
-    return next(count for count in range(1, 1000) if travels_dense(item, where, examples=count, **parameters))
+    counts = range(1, 1000)
+    return counts[bisect_left(counts, x=True, key=lambda one: travels_dense(item, where, examples=one, **parameters))]
 
 
 def test_the_examples_of_a_worker_count():
@@ -179,6 +183,57 @@ def test_lookups_in_one_table_count_together_and_those_of_no_example_once():
     item = steps.capture(step, tf.zeros([1], tf.int64)).item
     one = stepping(scaled)[0].item
     assert least_examples(item, (1, 1)) == least_examples(one, (1, 1)) - 10 > 1
+
+
+def of_unknown_length(*, from_iterator):
+    with tf.Graph().as_default() as graph:
+        ids = programs.placeholder("ids", None, None, dtype=tf.int64)
+        if from_iterator:
+            ids = tf.raw_ops.IteratorGetNext(
+                iterator=tf.compat.v1.placeholder(tf.resource, (), name="iterator"),
+                output_types=[tf.int64],
+                output_shapes=[[None, 3]],
+                name="next",
+            )[0]
+        table = programs.handle("table", ROWS, WIDTH)
+        flat = tf.reshape(ids, [-1], name="flat")
+        values = tf.raw_ops.ResourceGather(resource=table, indices=flat, dtype=tf.float64, name="rows")
+        tensors = [
+            tf.identity(one, name=f"gradient/{name}")
+            for one, name in ((flat, "indices"), (values, "values"), (tf.constant([ROWS, WIDTH]), "shape"))
+        ]
+        tf.raw_ops.ResourceScatterSub(resource=table, indices=tensors[0], updates=tensors[1], name="update")
+        inputs = [Input("iterator", "resource", (), batched=False, kind="state")]
+        return programs.captured(
+            graph,
+            variables=[Variable("table", "float64", (ROWS, WIDTH))],
+            gradients=[Gradient("table", tuple(one.name for one in tensors))],
+            inputs=inputs if from_iterator else [Input("ids", "int64", (None, None), batched=True)],
+            run_ops=["update"],
+        )
+
+
+@pytest.mark.parametrize("from_iterator", [False, True])
+def test_where_the_number_of_ids_is_not_known_rows_stay_rows(from_iterator):
+    item = of_unknown_length(from_iterator=from_iterator)
+    assert not travels_dense(item)
+    assert travels_dense(item, sparse_as_dense=True)
+
+
+def test_rows_of_a_shard_stay_rows():
+    item = stepping(scaled, dense=False)[0].item
+    place = replace(programs.place(1, 1), servers={"127.0.0.1:CPU:0": 0})
+
+    def of_a_shard(as_dense):
+        synchronizers = (AllReduceSynchronizer(sparse_as_dense=as_dense), PSSynchronizer("127.0.0.1:CPU:0"))
+        nodes = (Node.partitioned(one, 0, synchronizers) for one in item.trainable_variables)
+        strategy = Strategy(tuple(nodes), ("127.0.0.1:CPU:0",))
+        return groups(programs.after("split-batch", item, place, strategy, examples=FOR_ALL_ROWS))
+
+    (shard,) = of_a_shard(None)
+    assert ([one.variable for one in shard.gradients], shard.is_sparse) == (["table/part_0"], True)
+    with pytest.raises(StrategyError, match="variable 'table/part_0': sparse_as_dense=True sends"):
+        of_a_shard(as_dense=True)
 
 
 # -- The rule ---------------------------------------------------------------------------------------------------------
@@ -252,7 +307,7 @@ def test_it_joins_the_dense_gradients_and_no_rows_are_gathered():
         types = Counter(program.graph.nodes[op].op for launch in program.launches for op in launch.ops)
         launches[dense] = (sorted(one.what for one in program.launches if "gradients" in one.what), types)
     whats, types = launches[True]
-    assert whats == ["dense gradients of scale, table"]
+    assert whats == ["dense gradients of table, scale"]
     assert types["CollectiveGatherV2"] == 0
     whats, types = launches[False]
     assert whats == ["dense gradients of scale", *["sparse gradients of table"] * 2]

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
 
 from autodist_py.kernel.passes.read_data import END_OF_DATA, OTHER_DATA
 from autodist_py.kernel.program import Launch
-from autodist_py.proto.errors import ClusterError, WorkerFailedError
+from autodist_py.proto.errors import ClusterError
 from autodist_py.runtime.cluster import Cluster
 from autodist_py.runtime.executor import Executor
 from autodist_py.runtime.homes import Homes
@@ -33,7 +34,10 @@ class StepProgram:
         timeout: float = 0.0,
         timeline: Timeline | None = None,
     ):
-        """A program whose collectives are `launches`, in their order, in which a step waits so long for others."""
+        """A program whose collectives are `launches`, in their order, in which a step waits so long for others.
+
+        One of no launches is none of all workers together, as far as waiting is concerned.
+        """
         self._executor = executor
         self._copies = copies
         self._messages = messages
@@ -41,8 +45,9 @@ class StepProgram:
         self._check_inputs = check_inputs
         self._timeline = timeline
         self._waits = {op: launch.what for launch in launches for op in launch.ops}
-        whats = sorted((launch.what for launch in launches), key=lambda what: "gradients" not in what)
-        self._limit = (timeout, whats[0]) if whats else (0.0, "")
+        whats = sorted({launch.what for launch in launches}, key=lambda what: ("gradients" not in what, what))
+        one = f" (one of its {len(whats)} collectives)" if len(whats) > 1 else ""
+        self._together = (timeout, f"{whats[0]}{one}") if whats else None
 
     def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
         """One step, together with all other workers.
@@ -55,8 +60,11 @@ class StepProgram:
         self._cluster.check()
         if self._messages is not None and self._messages.is_closed:
             raise _ended(self._messages.error)
-        self._cluster.limit_waits(*self._limit)
         self._cluster.step += 1
+        with nullcontext() if self._together is None else self._cluster.together(*self._together):
+            return self._run(feeds)
+
+    def _run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
         self._check_inputs(feeds)
         self._copies.before_step()
         if self._timeline is not None:
@@ -64,12 +72,15 @@ class StepProgram:
         try:
             results = self._executor.run(feeds)
         except tf.errors.OpError as error:
+            where = self._where(error)
+            self._cluster.stopped_in(where)
             if self._messages is not None and self._messages.is_closed:
                 raise self._cluster.failure() or _ended(self._messages.error) from error
             data_error = _data_error(error)
             failure = self._cluster.failure() if data_error is None else self._cluster.failure(wait=0.0)
             if failure is not None:
-                self._say_where(failure, error)
+                if where:
+                    failure.add_note(f"while this worker waited for the others to combine {where}")
                 raise failure from error
             if data_error is None and self._messages is not None:
                 self._messages.close()  # What this step has sent belongs to no other.
@@ -82,12 +93,9 @@ class StepProgram:
             self._timeline.after_step(self._waits)
         return results
 
-    def _say_where(self, failure: WorkerFailedError, error: tf.errors.OpError) -> None:
-        """Note which collective the step was in, if it was in one."""
-        found = (what for op, what in self._waits.items() if f"{{{{node {op}}}}}" in str(error.message))
-        what = next(found, "")
-        if what:
-            failure.add_note(f"while this worker waited for the others to combine {what}")
+    def _where(self, error: tf.errors.OpError) -> str:
+        """What the collective combines that raised; empty, if none did."""
+        return next((what for op, what in self._waits.items() if f"{{{{node {op}}}}}" in str(error.message)), "")
 
 
 class AloneProgram:

@@ -63,26 +63,32 @@ class ExchangeReply(_message.Message):
     def __init__(self, values: _Optional[_Mapping[int, bytes]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("rank", "step", "limit_seconds", "waits_in")
+    __slots__ = ("rank", "step", "limit_seconds", "waits_in", "step_together", "stopped_in")
     RANK_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LIMIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WAITS_IN_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOGETHER_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_IN_FIELD_NUMBER: _ClassVar[int]
     rank: int
     step: int
     limit_seconds: float
     waits_in: str
-    def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., limit_seconds: _Optional[float] = ..., waits_in: _Optional[str] = ...) -> None: ...
+    step_together: int
+    stopped_in: str
+    def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., limit_seconds: _Optional[float] = ..., waits_in: _Optional[str] = ..., step_together: _Optional[int] = ..., stopped_in: _Optional[str] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("cause", "finished", "lost")
+    __slots__ = ("cause", "finished", "lost", "suspicion")
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    SUSPICION_FIELD_NUMBER: _ClassVar[int]
     cause: str
     finished: bool
     lost: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, cause: _Optional[str] = ..., finished: _Optional[bool] = ..., lost: _Optional[_Iterable[int]] = ...) -> None: ...
+    suspicion: str
+    def __init__(self, cause: _Optional[str] = ..., finished: _Optional[bool] = ..., lost: _Optional[_Iterable[int]] = ..., suspicion: _Optional[str] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("rank", "event", "detail", "step")

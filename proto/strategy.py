@@ -199,7 +199,7 @@ class Strategy:
 
     @property
     def timeout_seconds(self) -> float:
-        """How long a step may wait for a worker that has not begun it: the shortest that is asked for; 0: no limit."""
+        """How long a step may wait for a worker that is missing: the shortest that is asked for; 0: no limit."""
         reducing = (one for node in self.node_config for one in node.every_synchronizer)
         limits = [one.timeout_seconds for one in reducing if isinstance(one, AllReduceSynchronizer)]
         return min(filter(None, limits), default=0.0)

@@ -21,8 +21,8 @@ class AllReduceSynchronizer:
     """Every replica holds the variable; the gradients of one group are summed together, by collectives.
 
     `bytes_per_pack` is the size of the buffers in which they are summed, 0 for an automatic one. `timeout_seconds` is
-    how long a step may wait for a worker that lives but has not begun it, 0 for no limit. `sparse_as_dense` says
-    whether a sparse gradient travels as a dense one; None: where that is fewer bytes.
+    how long a step waits for a worker that has not begun it or is not heard of, 0 for as long as its heartbeats come.
+    `sparse_as_dense` says whether a sparse gradient travels as a dense one; None: where that is fewer bytes.
     """
 
     spec: str = "AUTO"

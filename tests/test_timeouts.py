@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,8 @@ def test_who_lives_but_does_not_come_is_waited_for_no_longer_than_the_timeout(
 ) -> None:
     cause = (
         rf"worker {victim} \(127.0.0.{victim + 1}\) kept others waiting at step {STEPS}: 2 s \(timeout_seconds\) after "
-        rf"the first it has not begun step {STEPS + 1}; they cannot go on with dense gradients of weights without "
+        rf"another it has not begun step {STEPS + 1} of all workers, while worker {1 - victim} "
+        rf"\(127.0.0.{2 - victim}\) waited for it to combine dense gradients of weights\n"
     )
     with pytest.raises(CaseFailedError, match=cause):
         cluster.run(train, builder=AllReduce(timeout_seconds=2), victim=victim, does="sleeps", folder=str(tmp_path))
@@ -75,9 +77,51 @@ def test_who_waits_for_a_lost_worker_says_in_which_group(cluster: Cluster, tmp_p
     with pytest.raises(CaseFailedError) as raised:
         cluster.run(train, builder=AllReduce(), victim=1, does="dies", folder=str(tmp_path))
     text = str(raised.value)
-    assert re.search(r"worker 1 \(127.0.0.2\) ended at step \d+: killed by SIGKILL", text)  # The last step it reported.
+    assert re.search(  # The step is the last that it reported.
+        r"worker 1 \(127.0.0.2\) ended at step \d+: killed by SIGKILL; see its output above, while worker 0 "
+        r"\(127.0.0.1\) waited for it to combine dense gradients of weights\n",
+        text,
+    )
     assert "while this worker waited for the others to combine dense gradients of weights" in text
     assert set(seconds(tmp_path)) == {0}
+
+
+def dies_half_way(builder: StrategyBuilder) -> None:
+    """A worker dies when one of its gradients has been combined, and the other has not been computed."""
+    with AutoDist(strategy_builder=builder) as autodist:
+        first, second = (tf.Variable(np.ones([4, 4]), name=name) for name in ("first", "second"))
+        is_last = [False]
+
+        def die() -> None:
+            if is_last[0]:
+                time.sleep(1.0)  # By then all have combined what they have.
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        @tf.custom_gradient
+        def passed_on(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            def backward(gradient: tf.Tensor) -> tf.Tensor:
+                with tf.control_dependencies([tf.py_function(die, [], [])]):
+                    return tf.identity(gradient)
+
+            return tf.identity(x), backward
+
+        @autodist.function
+        def step(x: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(passed_on(x @ first) @ second))
+            for variable, gradient in zip((first, second), tape.gradient(loss, (first, second)), strict=True):
+                variable.assign_sub(0.01 * gradient)
+
+        for number in range(STEPS):
+            is_last[0] = autodist.rank == 1 and number == STEPS - 1
+            step(np.ones([6, 4]))
+
+
+def test_the_cause_names_the_group_of_several_in_which_the_others_wait(cluster: Cluster) -> None:
+    with pytest.raises(CaseFailedError) as raised:
+        cluster.run(dies_half_way, builder=AllReduce(chunk_size=1))
+    cause = r"worker 1 \(127.0.0.2\) ended .*, while worker 0 \(127.0.0.1\) waited for it to combine (.*)\n"
+    assert set(re.findall(cause, str(raised.value))) == {"dense gradients of first"}
 
 
 def slow(builder: StrategyBuilder) -> None:

@@ -4,8 +4,10 @@ A process belongs to one cluster at most, as TensorFlow's server cannot be stopp
 `executor.py`'s.
 """
 
+import math
 import secrets
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, Protocol
 
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
@@ -82,11 +84,20 @@ class Cluster(Protocol):
         """From now on workers take steps by themselves, and can do without `expendable` ones; each worker says so."""
         ...
 
-    def limit_waits(self, seconds: float, what: str) -> None:
-        """A step that begins now may wait so long for a worker that has not begun it; `what` is what it waits in.
+    def together(self, seconds: float, what: str) -> AbstractContextManager[None]:
+        """Within it this worker takes a step that all workers take together, in which `what` is combined.
 
-        0: as long as that worker lives. Then the run ends.
+        The run ends when the step has waited so many seconds for a worker that has not begun it, or is not heard of;
+        0: as long as that worker's heartbeats come.
         """
+        ...
+
+    def patience(self, seconds: float) -> float:
+        """For how many seconds a worker may be silent, while others wait for it with this limit, before it is lost."""
+        ...
+
+    def stopped_in(self, what: str) -> None:
+        """The step has raised in this collective; empty: in none. Say so before `failure` is asked."""
         ...
 
     def on_loss(self, callback: Callable[[int], None]) -> Callable[[], None]:
@@ -189,8 +200,16 @@ class SoloCluster:
     def step_apart(self, expendable: Collection[int]) -> None:
         """See Cluster."""
 
-    def limit_waits(self, seconds: float, what: str) -> None:
+    def together(self, seconds: float, what: str) -> AbstractContextManager[None]:
         """See Cluster. Nobody is waited for."""
+        return nullcontext()
+
+    def patience(self, seconds: float) -> float:
+        """See Cluster. Nobody is waited for."""
+        return math.inf
+
+    def stopped_in(self, what: str) -> None:
+        """See Cluster."""
 
     def on_loss(self, callback: Callable[[int], None]) -> Callable[[], None]:
         """See Cluster. Nobody is lost."""

@@ -10,12 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
 
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
-
-HEARTBEAT_SECONDS = 1.0
-"""How often a worker reports; also how long the coordinator holds a report back."""
+from autodist_py.runtime.calls import Membership, Pulse
+from autodist_py.runtime.reports import Reports
+from autodist_py.runtime.waits import STOPPING_SECONDS, Waits
 
 LEAVING = "leaving/"
 """What the keys of exchanges begin with at which workers take no further step; each gives its last step's number."""
@@ -23,65 +22,8 @@ LEAVING = "leaving/"
 _log = logging.getLogger(__name__)
 
 _EXIT_CODE_SECONDS = 3.0
+_NO_WAITS = Waits()
 _CHIEF = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Membership:
-    """What joining tells a worker: the run's id and random seed, and every TensorFlow server (host:port) by rank."""
-
-    run_id: str
-    seed: int
-    servers: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Pulse:
-    """The answer to a heartbeat: the cause if the run has failed, whether every worker has left, and who is lost."""
-
-    cause: str | None
-    finished: bool
-    lost: tuple[int, ...] = ()
-
-
-class Limit(NamedTuple):
-    """How long a step may wait for a worker that has not begun it, and what it waits for; 0: no limit."""
-
-    seconds: float
-    what: str
-
-
-NO_LIMIT = Limit(0.0, "")
-
-
-class CoordinatorCalls(Protocol):
-    """What a worker may ask of the coordinator: in the chief directly, elsewhere by a client.
-
-    `step` is the last step that the worker began, 0 before the first.
-
-    Each raises WorkerFailedError, with the run's cause, when the run has failed, and ClusterError when asked for
-    something wrong or when time is up.
-    """
-
-    def join(self, rank: int, server: str, *, fingerprint: str, timeout: float) -> Membership:
-        """The run, once every worker has joined."""
-        ...
-
-    def exchange(self, rank: int, key: str, *, value: bytes, everyone: bool, timeout: float) -> dict[int, bytes]:
-        """Values by rank: all of them (`everyone`), or the chief's only. The n-th calls with a key belong together."""
-        ...
-
-    def heartbeat(self, rank: int, step: int, limit: Limit = NO_LIMIT) -> Pulse:
-        """Reports that the worker lives, and its step's limit; returns in a while, or when the run has failed."""
-        ...
-
-    def abort(self, rank: int, event: str, *, detail: str, step: int) -> str:
-        """Ends the run on every worker, unless it has failed already. Returns the run's cause."""
-        ...
-
-    def leave(self, rank: int, step: int) -> None:
-        """Returns when the script has ended on every worker."""
-        ...
 
 
 @dataclass(slots=True)
@@ -91,6 +33,25 @@ class _Round:
     everyone: bool
     values: dict[int, bytes] = field(default_factory=dict)
     answered: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Suspicion:
+    """A worker for which the run fails, how that is told, and until when others may say where they wait.
+
+    `untold` are those that do not know yet, and `asked` those that have not reported since; reports before may be old.
+    """
+
+    rank: int
+    what: str
+    until: float
+    untold: set[int]
+    asked: set[int]
+
+    def tell(self, rank: int) -> str:
+        """What a worker is told once; from now on it is asked."""
+        self.untold.discard(rank)
+        return self.what
 
 
 class Coordinator:
@@ -112,22 +73,21 @@ class Coordinator:
     ) -> None:
         self._addresses = tuple(addresses)
         self._run_id, self._seed, self._fingerprint = run_id, seed, fingerprint
-        self._heartbeat_timeout = heartbeat_timeout
         self._changed = threading.Condition()
         self._cause: str | None = None
+        self._suspicion: _Suspicion | None = None
         self._servers: dict[int, str] = {}
         self._steps: dict[int, int] = {}
-        self._seen: dict[int, float] = {}
+        self._reports = Reports(heartbeat_timeout)
         self._left: set[int] = set()
         self._goes_on = goes_on
         self._expendable: set[int] | None = None
         """The workers that the others can do without; None while all take their steps together."""
         self._lost: set[int] = set()
+        self._beating: set[int] = set()
+        """Who has sent a heartbeat."""
         self._released: dict[int, str] = {}
         self._rounds: dict[str, deque[_Round]] = {}
-        self._checked = time.monotonic()
-        self._reached = (0, self._checked, NO_LIMIT)
-        """The highest step that a worker has begun, when that was known, and its limit."""
 
     # -- What workers ask ---------------------------------------------------------------------------------------------
 
@@ -153,7 +113,7 @@ class Coordinator:
                     f"{self._names(missing)} did not join within {timeout:g} s: every worker's script must reach "
                     "AutoDist(...). See their output above; AUTODIST_JOIN_TIMEOUT gives a slow start more time."
                 )
-            self._seen[rank] = self._checked = time.monotonic()
+            self._reports.take(rank, _NO_WAITS)
             servers = tuple(self._servers[each] for each in range(len(self._addresses)))
             return Membership(self._run_id, self._seed, servers)
 
@@ -182,19 +142,23 @@ class Coordinator:
                 )
             return self._answer(rank, key, current, needed)
 
-    def heartbeat(self, rank: int, step: int, limit: Limit = NO_LIMIT) -> Pulse:
+    def heartbeat(self, rank: int, step: int, waits: Waits = _NO_WAITS) -> Pulse:
         """See CoordinatorCalls. Heartbeats of a worker that goes on while another has left may end the run."""
         with self._changed:
-            self._seen[rank] = time.monotonic()
+            self._reports.take(rank, waits)
+            self._beating.add(rank)
             self._steps[rank] = step
-            if step > self._reached[0]:
-                self._reached = (step, time.monotonic(), limit)
             ended = {other: self._steps[other] for other in self._left} | self._leaving()
             behind = [other for other, last in ended.items() if step > last]
             if behind and self._cause is None and self._expendable is None:
                 self._fail_of_leaver(min(behind), f"worker {rank} went on to step {step}", raises=False)
-            self._changed.wait_for(lambda: self._cause or self._all_left, HEARTBEAT_SECONDS)
-            return Pulse(self._cause, self._all_left, tuple(sorted(self._lost)))
+            if self._suspicion is not None:
+                self._suspicion.asked -= {rank} - self._suspicion.untold
+                self._settle()
+            self._changed.wait_for(lambda: self._cause or self._all_left or self._has_news(rank), self._period)
+            self._settle()
+            suspicion = self._suspicion.tell(rank) if self._suspicion is not None and self._has_news(rank) else None
+            return Pulse(self._cause, self._all_left, tuple(sorted(self._lost)), suspicion)
 
     def abort(self, rank: int, event: str, *, detail: str, step: int) -> str:
         """See CoordinatorCalls."""
@@ -232,12 +196,12 @@ class Coordinator:
             if exit_code == 0 and rank in self._released:
                 self._fail(rank, "ended its script", self._released[rank])
             elif reason:
-                self._fail(rank, "ended", reason)
+                self._miss(rank, "ended", reason)
             elif rank not in self._servers:
                 hint = "see its output above" if exit_code else "its script must reach AutoDist(...)"
-                self._fail(rank, "ended", f"{describe_exit(exit_code)}; {hint}")
+                self._miss(rank, "ended", f"{describe_exit(exit_code)}; {hint}")
             else:
-                self._fail(rank, "ended", f"{describe_exit(exit_code)}; see its output above")
+                self._miss(rank, "ended", f"{describe_exit(exit_code)}; see its output above")
 
     @property
     def cause(self) -> str | None:
@@ -246,41 +210,28 @@ class Coordinator:
             return self._cause
 
     def check_heartbeats(self) -> list[int]:
-        """Ends the run when a worker has been silent, or waited for, for too long. Call it about once a second.
+        """Ends the run when a worker has been silent, or waited for, for too long.
+
+        Call it about as often as a heartbeat is answered, which is more often once a program has a timeout.
 
         Returns:
             The ranks that are silent.
         """
         with self._changed:
-            now = time.monotonic()
-            late = now - self._checked - HEARTBEAT_SECONDS
-            if late > 0:  # This machine is busy, or stood still: what others sent meanwhile may be unread.
-                self._seen = {rank: min(now, seen + late) for rank, seen in self._seen.items()}
-                step, since, limit = self._reached
-                self._reached = (step, since + late, limit)
-            self._checked = now
+            self._reports.catch_up()
             if self._all_left:
                 return []
-            others = self._seen.keys() - self._released.keys() - self._lost - {_CHIEF}
-            self._check_waits()
-            silent = sorted(rank for rank in others if now - self._seen[rank] > self._heartbeat_timeout)
-            for rank in silent:
-                self._fail(rank, "stopped answering", f"no heartbeat for {self._heartbeat_timeout:g} s")
-            return silent
-
-    def _check_waits(self) -> None:
-        """End the run for a worker that has said, when the limit was over, that it has not begun the step yet."""
-        step, since, (seconds, what) = self._reached
-        missing = self._seen.keys() - self._lost - self._left - self._released.keys()
-        behind = [rank for rank in missing if self._steps.get(rank, 0) < step and self._seen[rank] - since > seconds]
-        if seconds and behind and self._expendable is None:
-            rank = min(behind)
-            self._fail(
-                rank,
-                "kept others waiting",
-                f"{seconds:g} s (timeout_seconds) after the first it has not begun step {step}; they cannot go on with "
-                f"{what} without {self._names([rank])}",
-            )
+            others = self._reports.ranks - self._released.keys() - self._lost
+            behind = self._reports.behind(others - self._left)
+            if behind is not None:
+                self._miss(behind[0], "kept others waiting", behind[1])
+            for rank in sorted(self._lost):
+                if self._waiting_for(rank):
+                    self._miss(rank, "was lost", "the others went on without it, and now need it")
+            silent = self._reports.silent(others - {_CHIEF})
+            for rank, detail in silent.items():
+                self._miss(rank, "stopped answering", detail)
+            return sorted(silent)
 
     # -- Under the lock -----------------------------------------------------------------------------------------------
 
@@ -329,17 +280,66 @@ class Coordinator:
         return {each: current.values[each] for each in sorted(needed & current.values.keys())}
 
     def _fail(self, rank: int, event: str, detail: str) -> str:
-        what = f"worker {rank} ({self._addresses[rank]}) {event} {self._when(rank)}: {detail}"
-        if self._cause is None and self._goes_on and rank in (self._expendable or ()):
-            if rank not in self._lost:
-                self._lost.add(rank)
-                _log.warning("%s. The others go on without it", what)
-            self._changed.notify_all()
+        """The run has failed, unless it goes on without the worker. A suspicion before is the cause."""
+        what = self._told(rank, event, detail)
+        if self._goes_on_without(rank, what):
             return what
+        if self._suspicion is not None:
+            self._settle(at_once=True)
         if self._cause is None:
             self._cause = what
             self._changed.notify_all()
         return self._cause
+
+    def _miss(self, rank: int, event: str, detail: str) -> None:
+        """The run fails, as soon as one that waits for the worker has said in which collective, or none waits."""
+        what = self._told(rank, event, detail)
+        if self._cause is not None or self._suspicion is not None or self._goes_on_without(rank, what):
+            return
+        asked = self._beating - self._lost - {rank}
+        self._suspicion = _Suspicion(rank, what, time.monotonic() + STOPPING_SECONDS, asked, set(asked))
+        self._settle()
+        self._changed.notify_all()
+
+    def _settle(self, *, at_once: bool = False) -> None:
+        """A suspicion is the cause, when it is known what others wait in, or will not be known."""
+        if self._suspicion is None or self._cause is not None:
+            return
+        waiting = self._waiting_for(self._suspicion.rank)
+        rank, waits = next(iter(waiting.items()), (0, _NO_WAITS))
+        at_once |= self._all_left or bool(waits.stopped_in) or not (waiting or self._suspicion.asked)
+        if at_once or time.monotonic() >= self._suspicion.until:
+            self._cause = f"{self._suspicion.what}{waits.of(self._names([rank]))}"
+            self._changed.notify_all()
+
+    def _waiting_for(self, rank: int) -> dict[int, Waits]:
+        """The others that are in a step of all workers."""
+        return self._reports.waiting(self._reports.ranks - self._lost - {rank})
+
+    def _has_news(self, rank: int) -> bool:
+        """Whether the worker has not been told of the suspicion yet."""
+        return self._suspicion is not None and rank in self._suspicion.untold
+
+    @property
+    def _period(self) -> float:
+        """How long a heartbeat is held back."""
+        if self._suspicion is None:
+            return self._reports.period
+        return max(0.0, self._suspicion.until - time.monotonic())
+
+    def _told(self, rank: int, event: str, detail: str) -> str:
+        return f"worker {rank} ({self._addresses[rank]}) {event} {self._when(rank)}: {detail}"
+
+    def _goes_on_without(self, rank: int, what: str) -> bool:
+        """Whether the run does; then the worker is lost. A step of all workers does not."""
+        is_expendable = self._goes_on and rank in (self._expendable or ())
+        if self._cause is not None or not is_expendable or self._waiting_for(rank):
+            return False
+        if rank not in self._lost:
+            self._lost.add(rank)
+            _log.warning("%s. The others go on without it", what)
+        self._changed.notify_all()
+        return True
 
     def _when(self, rank: int) -> str:
         if rank not in self._servers:
@@ -353,7 +353,7 @@ class Coordinator:
         self._released.setdefault(rank, detail)
         self._changed.notify_all()
         if rank != _CHIEF:
-            self._changed.wait_for(lambda: self._cause is not None, _EXIT_CODE_SECONDS)
+            self._changed.wait_for(lambda: self._cause or self._suspicion, _EXIT_CODE_SECONDS)
         cause = self._fail(rank, "ended its script", detail)
         if raises:
             raise WorkerFailedError(cause)

@@ -13,8 +13,9 @@ import grpc
 from autodist_py.proto import coordinator_pb2 as pb
 from autodist_py.proto import coordinator_pb2_grpc as pb_grpc
 from autodist_py.proto.errors import AutoDistError, ClusterError, WorkerFailedError
-from autodist_py.runtime.coordinator import NO_LIMIT, CoordinatorCalls, Limit, Membership, Pulse
+from autodist_py.runtime.calls import CoordinatorCalls, Membership, Pulse
 from autodist_py.runtime.ports import host_and_port
+from autodist_py.runtime.waits import Waits
 
 _log = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ _NO_SIZE_LIMIT = [("grpc.max_send_message_length", -1), ("grpc.max_receive_messa
 _TRIES_OFTEN = tuple((f"grpc.{which}_reconnect_backoff_ms", 1000) for which in ("initial", "min", "max"))
 """Who comes before the chief joins soon after it has come."""
 _REPLY_SECONDS = 10.0
+_NO_WAITS = Waits()
 
 
 class ChiefLostError(ClusterError):
@@ -123,10 +125,11 @@ class _Service(pb_grpc.CoordinatorServicer):  # type: ignore[misc, unused-ignore
 
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:
         with _errors_as_status(context):
-            pulse = self._coordinator.heartbeat(
-                request.rank, request.step, Limit(request.limit_seconds, request.waits_in)
-            )
-        return pb.HeartbeatReply(cause=pulse.cause or "", finished=pulse.finished, lost=pulse.lost)
+            waits = Waits(request.step_together, request.limit_seconds, request.waits_in, request.stopped_in)
+            pulse = self._coordinator.heartbeat(request.rank, request.step, waits)
+        return pb.HeartbeatReply(
+            cause=pulse.cause or "", finished=pulse.finished, lost=pulse.lost, suspicion=pulse.suspicion or ""
+        )
 
     def Abort(self, request: pb.AbortRequest, context: grpc.ServicerContext) -> pb.AbortReply:
         with _errors_as_status(context):
@@ -182,11 +185,18 @@ class CoordinatorClient:
         reply = self._call(self._stub.Exchange, request, timeout + _REPLY_SECONDS)
         return {each: reply.values[each] for each in sorted(reply.values)}
 
-    def heartbeat(self, rank: int, step: int, limit: Limit = NO_LIMIT) -> Pulse:
+    def heartbeat(self, rank: int, step: int, waits: Waits = _NO_WAITS) -> Pulse:
         """See CoordinatorCalls."""
-        request = pb.HeartbeatRequest(rank=rank, step=step, limit_seconds=limit.seconds, waits_in=limit.what)
+        request = pb.HeartbeatRequest(
+            rank=rank,
+            step=step,
+            step_together=waits.step,
+            limit_seconds=waits.seconds,
+            waits_in=waits.what,
+            stopped_in=waits.stopped_in,
+        )
         reply = self._call(self._stub.Heartbeat, request, self._heartbeat_timeout)
-        return Pulse(reply.cause or None, reply.finished, tuple(reply.lost))
+        return Pulse(reply.cause or None, reply.finished, tuple(reply.lost), reply.suspicion or None)
 
     def abort(self, rank: int, event: str, *, detail: str, step: int) -> str:
         """See CoordinatorCalls."""

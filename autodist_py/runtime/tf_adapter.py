@@ -41,6 +41,22 @@ def eager_objects() -> list[str]:
     return [*found[:_SHOWN_OBJECTS], *([f"{more} more"] if more > 0 else [])]
 
 
+def require_no_eager_context() -> None:
+    """Nothing eager was made in this process yet.
+
+    Raises:
+        ClusterError: it names what was.
+    """
+    if not eager_context_is_started():
+        return
+    found = ", ".join(eager_objects()) or "an eager operation that ran"
+    raise ClusterError(
+        "with several workers, AutoDist(...) comes before any eager variable, model or iterator of the script, as it "
+        f"makes TensorFlow's eager context a member of the cluster. Found: {found}. "
+        "Move AutoDist(...) to the start of the script."
+    )
+
+
 def set_local_devices(cpus: int, gpus: Sequence[int]) -> None:
     """This process has `cpus` logical CPU devices, and of the machine's GPUs those given, in that order.
 

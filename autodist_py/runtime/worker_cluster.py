@@ -10,18 +10,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import ClassVar, TypeVar
 
 from autodist_py.proto.errors import AutoDistError, ClusterError, WorkerFailedError
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.runtime import tf_adapter
+from autodist_py.runtime.calls import CoordinatorCalls
 from autodist_py.runtime.chief import Chief
-from autodist_py.runtime.coordinator import NO_LIMIT, CoordinatorCalls, Limit
 from autodist_py.runtime.launcher import secret_from_input
 from autodist_py.runtime.ports import HeldPort, host_and_port
 from autodist_py.runtime.process import observe_script, one_line
 from autodist_py.runtime.service import ChiefLostError, CoordinatorClient
+from autodist_py.runtime.waits import PROMPT_SECONDS, OwnWaits, Waits
 from autodist_py.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -40,8 +41,8 @@ T = TypeVar("T")
 class WorkerCluster:
     """This process as worker `rank` of several. It implements Cluster, and observes its script's end.
 
-    A failed run gives the script `exit_grace` seconds to end by itself (its collectives raise, `check` raises); then
-    the process is ended, with the cause as its last line.
+    A failed run gives the script `settings.exit_grace` seconds to end by itself (its collectives and `check` raise);
+    then the process is ended, with the cause as its last line.
     """
 
     of_process: ClassVar["WorkerCluster | None"] = None
@@ -52,8 +53,8 @@ class WorkerCluster:
         rank: int,
         resources: ResourceSpec,
         calls: CoordinatorCalls,
+        settings: Settings,
         *,
-        exit_grace: float,
         chief: Chief | None = None,
         client: CoordinatorClient | None = None,
     ) -> None:
@@ -68,12 +69,14 @@ class WorkerCluster:
         self._calls = calls
         self._chief = chief
         self._client = client
-        self._limit = NO_LIMIT
-        self._exit_grace = exit_grace
+        self._waits = OwnWaits()
+        self._exit_grace = settings.exit_grace
+        self._heartbeat_timeout = settings.heartbeat_timeout
         self._lock = threading.Lock()
         self._cause: str | None = None
         self._failed = threading.Event()
         self._failed_at = 0.0
+        self._is_leaving = False
         self._left = threading.Event()
         self._exiting = threading.Event()
         self._callbacks: dict[object, Callable[[str], None]] = {}
@@ -82,13 +85,14 @@ class WorkerCluster:
         self._script_raised = False
         self._signal: signal.Signals | None = None
         self._heart = threading.Thread(target=self._beat, name="autodist-heartbeat", daemon=True)
+        self._ear = threading.Thread(target=self._listen, name="autodist-listener", daemon=True)
 
     # -- Joining ------------------------------------------------------------------------------------------------------
 
     @classmethod
     def join(cls, resources: ResourceSpec, settings: Settings, timeout: float) -> "WorkerCluster":
         """See join_cluster."""
-        _require_no_eager_context()
+        tf_adapter.require_no_eager_context()
         rank = settings.rank or 0
         port = HeldPort(settings.server_port + rank if settings.server_port else 0)
         try:
@@ -104,7 +108,7 @@ class WorkerCluster:
     def _of(cls, rank: int, resources: ResourceSpec, settings: Settings) -> "WorkerCluster":
         if settings.coordinator is None:
             chief = Chief.start(resources, settings)
-            return cls(rank, resources, chief.coordinator, exit_grace=settings.exit_grace, chief=chief)
+            return cls(rank, resources, chief.coordinator, settings, chief=chief)
         if rank >= len(resources.workers):
             raise ClusterError(
                 f"every worker reads the same resource spec. Received: {len(resources.workers)} nodes, in the process "
@@ -116,7 +120,7 @@ class WorkerCluster:
             heartbeat_timeout=settings.heartbeat_timeout,
             awaits_chief=settings.launch == "none",
         )
-        return cls(rank, resources, client, exit_grace=settings.exit_grace, client=client)
+        return cls(rank, resources, client, settings, client=client)
 
     def _join(self, port: HeldPort, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -135,6 +139,8 @@ class WorkerCluster:
         )
         self.run_id, self.seed = membership.run_id, membership.seed
         self._heart.start()
+        if not self.is_chief:
+            self._ear.start()
         with port.shared_with_server():
             tf_adapter.start_server(membership.servers, self.rank, cpus=cpus)
         self.barrier("autodist/servers-started", timeout=timeout)
@@ -173,14 +179,23 @@ class WorkerCluster:
         if self._chief is not None:
             self._chief.coordinator.step_apart(expendable)
 
-    def limit_waits(self, seconds: float, what: str) -> None:
+    def together(self, seconds: float, what: str) -> AbstractContextManager[None]:
         """See Cluster."""
-        self._limit = Limit(seconds, what)
+        return self._waits.together(seconds, what)
+
+    def patience(self, seconds: float) -> float:
+        """See Cluster."""
+        return min(self._heartbeat_timeout, Waits(seconds=seconds).silence)
+
+    def stopped_in(self, what: str) -> None:
+        """See Cluster."""
+        self._waits.stopped_in(what)
 
     def leave(self) -> None:
         """See Cluster."""
         if self._left.is_set():
             return
+        self._is_leaving = True
         self._call(lambda: self._calls.leave(self.rank, self.step))
         self._left.set()
 
@@ -256,13 +271,24 @@ class WorkerCluster:
             self._fail(str(error))
             raise
         except ChiefLostError as error:
-            if self._left.wait(_MARGIN_SECONDS):
+            if self._is_leaving and self._left.wait(_MARGIN_SECONDS):
                 raise
-            chief = self._resources.chief.address
-            self._fail(f"worker 0 ({chief}), the chief, is lost: its coordinator does not answer")
-            if self._client is not None:
-                self._client.close()  # Other calls may have no deadline, and their connection may be dead, not broken.
+            self._lose_chief()
             raise WorkerFailedError(self._cause) from error
+
+    def _lose_chief(self) -> None:
+        own, chief = self._resources.workers[self.rank].address, self._resources.chief.address
+        lost = f"worker 0 ({chief}), the chief, is lost: its coordinator does not answer"
+        self._stop_step(lost)
+        self._fail(f"{lost}{self._waits.now.of(f'worker {self.rank} ({own})')}")
+        if self._client is not None:
+            self._client.close()  # Other calls may have no deadline, and their connection may be dead, not broken.
+
+    def _stop_step(self, why: str) -> None:
+        """A step that waits in a collective has raised, and it is known in which, if that does not take too long."""
+        if self._cause is None:
+            tf_adapter.abort_collectives(why)
+            self._waits.find_out()
 
     def _fail(self, cause: str) -> None:
         with self._lock:
@@ -286,13 +312,22 @@ class WorkerCluster:
             while not self._failed.is_set():
                 if self._chief is not None:
                     self._chief.stop_silent()
-                pulse = self._call(lambda: self._calls.heartbeat(self.rank, self.step, self._limit))
+                pulse = self._call(lambda: self._calls.heartbeat(self.rank, self.step, self._waits.now))
+                self._waits.answered()
+                if pulse.suspicion is not None:
+                    self._stop_step(pulse.suspicion)
                 if pulse.cause is not None:
                     self._fail(pulse.cause)
                 for rank in pulse.lost:
                     self._lose(rank)
                 if pulse.finished:
                     return
+
+    def _listen(self) -> None:
+        """Looks whether the chief answers, while a step waits that has a timeout; a heartbeat may wait for longer."""
+        while not (self._failed.wait(PROMPT_SECONDS) or self._left.is_set()):
+            if self._waits.hears_nothing():
+                self._lose_chief()
 
     # -- The end of the process ---------------------------------------------------------------------------------------
 
@@ -362,14 +397,3 @@ class WorkerCluster:
 
 def _nodes(resources: ResourceSpec) -> str:
     return ", ".join(f"{node.address} ({len(node.replica_devices)} replicas)" for node in resources.workers)
-
-
-def _require_no_eager_context() -> None:
-    if not tf_adapter.eager_context_is_started():
-        return
-    found = ", ".join(tf_adapter.eager_objects()) or "an eager operation that ran"
-    raise ClusterError(
-        "with several workers, AutoDist(...) comes before any eager variable, model or iterator of the script, as it "
-        f"makes TensorFlow's eager context a member of the cluster. Found: {found}. "
-        "Move AutoDist(...) to the start of the script."
-    )

@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.alone
 
 HEARTBEAT_SECONDS = 3.0
 ENDED_SECONDS = 15.0
+NOTICED_SECONDS = 2.0
 
 SPEC = """
 nodes:
@@ -73,7 +75,10 @@ TRAINS_FOR_EVER = """
 import sys, time
 from pathlib import Path
 from autodist_py import AutoDist
-autodist = AutoDist("spec.yaml", seed=1)
+from autodist_py.strategy_builders.all_reduce import AllReduce
+seconds, engine = sys.argv[1:] or (0, "AUTO")
+builder = AllReduce(timeout_seconds=float(seconds), all_reduce_spec=engine)
+autodist = AutoDist("spec.yaml", seed=1, strategy_builder=builder)
 import tensorflow as tf
 
 weights = tf.Variable(tf.ones([64, 1]), name="weights")
@@ -102,7 +107,8 @@ def train(start, folder: Path, script: str, *arguments: str, spec: str = SPEC + 
     (folder / "train.py").write_text(script)
     (folder / "spec.yaml").write_text(spec)
     command = [sys.executable, str(folder / "train.py"), *arguments]
-    return start(0, command, folder=folder, AUTODIST_HEARTBEAT_TIMEOUT=str(HEARTBEAT_SECONDS), **environment)
+    own = {"AUTODIST_HEARTBEAT_TIMEOUT": str(HEARTBEAT_SECONDS)} | environment
+    return start(0, command, folder=folder, **own)
 
 
 # -- One healthy run, looked at from several sides --------------------------------------------------------------------
@@ -313,23 +319,38 @@ def test_ctrl_c_ends_all_on_all_hosts(lab, start, tmp_path):
     lab.wait_until_gone(str(tmp_path), 2.0)
 
 
-def test_a_host_that_is_cut_off_is_named_by_the_others_and_ends_its_worker_itself(lab, start, tmp_path):
-    run = train(start, tmp_path, TRAINS_FOR_EVER, spec=SPEC + THIRD + SSH)
+@pytest.mark.parametrize(
+    ("host", "heartbeat", "timeout", "engine"),
+    [
+        (2, HEARTBEAT_SECONDS, 60.0, "AUTO"),
+        (2, 30.0, 2.5, "AUTO"),
+        (0, 30.0, 2.5, "AUTO"),
+        pytest.param(2, 30.0, 2.0, "HOROVOD", marks=pytest.mark.skipif(find_spec("horovod") is None, reason="none")),
+    ],
+)
+def test_when_a_host_is_cut_off_all_raise_and_name_who_is_missing_and_the_group(
+    lab, start, tmp_path, host, heartbeat, timeout, engine
+):
+    own = {"AUTODIST_HEARTBEAT_TIMEOUT": str(heartbeat)}
+    run = train(start, tmp_path, TRAINS_FOR_EVER, str(timeout), engine, spec=SPEC + THIRD + SSH, **own)
     run.wait_for("trains", 3)
     cut = time.time()
 
-    lab.do("cut", "2")
+    lab.do("cut", str(host))
     try:
         assert run.end(ENDED_SECONDS) == 1, run.text
-        lab.wait_until_gone("10.77.0.3", 2.0)
         lab.wait_until_gone(str(tmp_path), ENDED_SECONDS)
     finally:
-        lab.do("heal", "2")
+        lab.do("heal", str(host))
 
-    for rank, missing in enumerate(
-        ["worker 2 (10.77.0.3) stopped answering"] * 2 + ["worker 0 (10.77.0.1), the chief,"]
-    ):
+    limit = f"{heartbeat:g} s" if heartbeat < timeout else f"{timeout:g} s, with timeout_seconds {timeout:g}"
+    silent = rf"worker {host or '[12]'} \(.*\) stopped answering .*: no heartbeat for {limit}"
+    lost = r"worker 0 \(10.77.0.1\), the chief, is lost: its coordinator does not answer"
+    group = "dense gradients of weights"
+    waits = "waited for it to combine" if engine == "AUTO" else "(waited for it to combine|was in a step that combines)"
+    for rank in range(3):
         raised, _, error = (tmp_path / f"error-{rank}").read_text().partition(" ")
-        assert error.startswith(f"WorkerFailedError: {missing}")
-        assert float(raised) - cut < HEARTBEAT_SECONDS + 4.0
-        assert "while this worker waited for the others to combine dense gradients of weights" in error
+        missing, waiting = (lost, rank) if rank and host in (0, rank) else (silent, 0)
+        where = rf", while worker {waiting} \(10.77.0.{waiting + 1}\) {waits} {group}; while this worker"
+        assert re.match(f"WorkerFailedError: {missing}{where}", error), error
+        assert float(raised) - cut < min(heartbeat, timeout) + NOTICED_SECONDS

@@ -1,0 +1,101 @@
+"""`Reports`: what the heartbeats of all workers say, on the chief, and who is missing by them."""
+
+import time
+from collections.abc import Collection
+from typing import NamedTuple
+
+from autodist_py.runtime.waits import PROMPT_SECONDS, Waits
+
+HEARTBEAT_SECONDS = 1.0
+"""How often a worker reports while no program has a timeout; also how long the coordinator holds a report back."""
+
+
+class _Report(NamedTuple):
+    """A worker's last one: when it came, its waits, and since when they are of this step."""
+
+    seen: float
+    waits: Waits
+    since: float
+
+    def later(self, seconds: float) -> "_Report":
+        return _Report(min(time.monotonic(), self.seen + seconds), self.waits, self.since + seconds)
+
+    @property
+    def limits(self) -> bool:
+        """Whether its step is under way, and waits no longer than it was told."""
+        return bool(self.waits.what and self.waits.seconds)
+
+
+class Reports:
+    """The last report of each worker that has joined. Plain memory: who uses it holds a lock."""
+
+    def __init__(self, heartbeat_timeout: float):
+        self._heartbeat_timeout = heartbeat_timeout
+        self._last: dict[int, _Report] = {}
+        self._checked = time.monotonic()
+
+    def take(self, rank: int, waits: Waits) -> None:
+        """A worker has joined, or reports."""
+        now = time.monotonic()
+        last = self._last.get(rank)
+        if last is None:
+            self._checked = now
+        is_same = last is not None and (last.waits.step, bool(last.waits.what)) == (waits.step, bool(waits.what))
+        self._last[rank] = _Report(now, waits, last.since if last is not None and is_same else now)
+
+    @property
+    def ranks(self) -> set[int]:
+        """Who has joined."""
+        return set(self._last)
+
+    @property
+    def period(self) -> float:
+        """How long a report is held back, and how often to look for those that are missing."""
+        has_limit = any(last.waits.seconds for last in self._last.values())
+        return min(PROMPT_SECONDS, HEARTBEAT_SECONDS) if has_limit else HEARTBEAT_SECONDS
+
+    def catch_up(self) -> None:
+        """Call it before `behind` and `silent`: what this machine itself stood still, or was late, does not count.
+
+        What others sent meanwhile may be unread.
+        """
+        now = time.monotonic()
+        late = now - self._checked - self.period
+        self._checked = now
+        if late > 0:
+            self._last = {rank: last.later(late) for rank, last in self._last.items()}
+
+    def behind(self, ranks: Collection[int]) -> tuple[int, str] | None:
+        """Which of these lives but keeps others waiting, and how; none, until it has said so after the limit."""
+        for last in self._last.values():
+            step, seconds = last.waits.step, last.waits.seconds
+            for rank in sorted(ranks) if last.limits else ():
+                other = self._last[rank]
+                if other.waits.step < step and other.seen - last.since > seconds:
+                    found = f"{seconds:g} s (timeout_seconds) after another it has not begun step {step} of all workers"
+                    return rank, found
+        return None
+
+    def silent(self, ranks: Collection[int]) -> dict[int, str]:
+        """Which of these have not been heard of for so long that they are lost, and for how long.
+
+        It is the heartbeat's timeout, or the shorter one of a step in which another has been as long.
+        """
+        now = time.monotonic()
+        found: dict[int, str] = {}
+        for rank in sorted(ranks):
+            quiet = now - self._last[rank].seen
+            if quiet > self._heartbeat_timeout:
+                found[rank] = f"no heartbeat for {self._heartbeat_timeout:g} s"
+                continue
+            for other, last in self._last.items():
+                silence = last.waits.silence
+                is_waiting = other != rank and last.limits and now - last.seen <= silence < now - last.since
+                if is_waiting and quiet > silence:
+                    found[rank] = f"no heartbeat for {silence:g} s, with timeout_seconds {last.waits.seconds:g}"
+        return found
+
+    def waiting(self, ranks: Collection[int]) -> dict[int, Waits]:
+        """Which of these are in a step of all workers, and what it waits in; one that was stopped in it is first."""
+        under_way = {rank: self._last[rank].waits for rank in ranks if self._last[rank].waits.is_under_way}
+        return dict(sorted(under_way.items(), key=lambda item: (not item[1].stopped_in, item[0])))

@@ -1,0 +1,98 @@
+"""What a worker's step waits in: `Waits`, as heartbeats tell it, and `OwnWaits`, this worker's.
+
+Who is missing is found in `reports.py` on the chief; here only whether this worker hears nothing of the chief itself.
+"""
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+PROMPT_SECONDS = 0.25
+"""How often a worker reports, and is looked for, once a program has a timeout."""
+
+LEAST_SILENCE_SECONDS = 2.0
+"""A shorter silence is no sign of anything: a busy machine falls silent for longer than a heartbeat takes."""
+
+STOPPING_SECONDS = 0.5
+"""How long a step may take to say in which collective it was stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """A worker's steps that all workers take together; those that each takes by itself do not count here.
+
+    Attributes:
+        step: the last that it has begun, 0 before the first.
+        seconds: how long its program lets a step wait for a worker; 0: as long as that one lives.
+        what: what the step combines with others, while it is under way; empty between steps.
+        stopped_in: the collective in which it was stopped, as a worker was missing; empty while that is unknown.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    what: str = ""
+    stopped_in: str = ""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the step waits for others, or has until it was stopped."""
+        return bool(self.what or self.stopped_in)
+
+    @property
+    def silence(self) -> float:
+        """For how many seconds the step goes on without a sign of a worker, if that one's heartbeat allows it."""
+        return max(self.seconds, LEAST_SILENCE_SECONDS) if self.seconds else math.inf
+
+    def of(self, worker: str) -> str:
+        """The end of the cause, which says what the missing one is waited for; it was `worker` that waited."""
+        if self.stopped_in:
+            return f", while {worker} waited for it to combine {self.stopped_in}"
+        return f", while {worker} was in a step that combines {self.what}" if self.what else ""
+
+
+class OwnWaits:
+    """This worker's `Waits`, kept by the thread that takes steps and read by those that keep up with the chief."""
+
+    def __init__(self) -> None:
+        self.now = Waits()
+        self._stopped = threading.Event()
+        self._answers = 0
+        self._looks = 0
+        self._seen = (0, 0)
+
+    @contextmanager
+    def together(self, seconds: float, what: str) -> Iterator[None]:
+        """See Cluster."""
+        self._stopped.clear()
+        self.now = Waits(self.now.step + 1, seconds, what)
+        try:
+            yield
+        finally:
+            self.now = replace(self.now, what="")
+
+    def stopped_in(self, what: str) -> None:
+        """See Cluster."""
+        self.now = replace(self.now, stopped_in=what)
+        self._stopped.set()
+
+    def find_out(self) -> None:
+        """The collectives of a step that is under way have been stopped: say in which it was, if that is known soon."""
+        if self.now.what:
+            self._stopped.wait(STOPPING_SECONDS)
+
+    def answered(self) -> None:
+        """The coordinator has answered a heartbeat."""
+        self._answers += 1
+
+    def hears_nothing(self) -> bool:
+        """Whether the step waits, and no answer has come, for too long. Ask every PROMPT_SECONDS.
+
+        It is asked so often, not timed, so that time for which this process stood still does not count. A step that
+        was stopped still counts: another worker, which heard nothing either, has stopped it.
+        """
+        seen = (self._answers, self.now.step)
+        self._looks = self._looks + 1 if seen == self._seen else 0
+        self._seen = seen
+        return self.now.is_under_way and self._looks * PROMPT_SECONDS > self.now.silence

@@ -1,0 +1,44 @@
+"""Coordinators of two workers, called from threads as workers do."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from autodist_py.proto.errors import ClusterError
+from autodist_py.runtime.coordinator import Coordinator
+
+ADDRESSES = ("127.0.0.1", "127.0.0.2")
+
+
+def make_coordinator(heartbeat_timeout=5.0):
+    return Coordinator(ADDRESSES, run_id="run", seed=7, fingerprint="spec", heartbeat_timeout=heartbeat_timeout)
+
+
+def both(call):
+    """The results of `call(rank)` for both ranks at once; an error is a result."""
+
+    def result(rank):
+        try:
+            return call(rank)
+        except ClusterError as error:
+            return error
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(result, (0, 1)))
+
+
+def joined(heartbeat_timeout=5.0):
+    coordinator = make_coordinator(heartbeat_timeout)
+    both(lambda rank: coordinator.join(rank, f"host:{rank}", fingerprint="spec", timeout=5))
+    return coordinator
+
+
+def exchange(coordinator, rank, key, *, everyone=True, timeout=5.0):
+    return coordinator.exchange(rank, key, value=f"{key}{rank}".encode(), everyone=everyone, timeout=timeout)
+
+
+def until(condition):
+    """Returns when the condition holds; so that another thread is as far as a test needs it."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,260 @@
+"""Workers that are missing, by what heartbeats say, or do not say."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from autodist_py.runtime import reports
+from autodist_py.runtime.coordinator import Coordinator
+from autodist_py.runtime.waits import Waits
+from tests.runtime.coordinators import ADDRESSES, joined
+
+W = "dense gradients of w"
+AT_LAST = "while worker {} ({}) was in a step that combines dense gradients of w"
+
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("quick")]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats come in quick succession, and short silences count."""
+    monkeypatch.setattr(reports, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr("autodist_py.runtime.waits.LEAST_SILENCE_SECONDS", 0.5)
+
+
+def until_failed(coordinator: Coordinator, beat: Callable[[], object], seconds: float = 5.0) -> float:
+    """How long it took."""
+    begun = time.monotonic()
+    while coordinator.cause is None and time.monotonic() < begun + seconds:
+        beat()
+        coordinator.check_heartbeats()
+    return time.monotonic() - begun
+
+
+def test_a_silent_worker_ends_the_run():
+    coordinator = joined(heartbeat_timeout=0.3)
+    until_failed(coordinator, lambda: coordinator.heartbeat(0, 4))
+
+    assert coordinator.check_heartbeats() == [1]
+    assert coordinator.cause == "worker 1 (127.0.0.2) stopped answering before its first step: no heartbeat for 0.3 s"
+
+
+@pytest.mark.parametrize("step", [7, 8], ids=["before the step", "in the step"])
+def test_who_is_silent_while_others_wait_is_lost_after_the_limit(step):
+    coordinator = joined(heartbeat_timeout=60.0)
+    coordinator.heartbeat(1, step, Waits(step, 0.6, W))
+
+    took = until_failed(coordinator, lambda: coordinator.heartbeat(0, 8, Waits(8, 0.6, W)))
+
+    assert 0.5 < took < 2.0
+    assert coordinator.cause == (
+        f"worker 1 (127.0.0.2) stopped answering at step {step}: no heartbeat for 0.6 s, with timeout_seconds 0.6, "
+        f"{AT_LAST.format(0, ADDRESSES[0])}"
+    )
+
+
+@pytest.mark.parametrize("waits", [Waits(8, 0.6), Waits(8, 0.0, W)], ids=["between steps", "no limit"])
+def test_who_is_silent_while_nobody_waits_has_the_heartbeats_time(waits):
+    coordinator = joined(heartbeat_timeout=60.0)
+    until_failed(coordinator, lambda: coordinator.heartbeat(0, 8, waits), seconds=1.2)
+
+    assert coordinator.cause is None
+
+
+def test_who_is_silent_while_steps_go_on_is_waited_for_by_nobody():
+    coordinator = joined(heartbeat_timeout=60.0)
+    steps = iter(range(1, 10_000))
+
+    def beat():
+        step = next(steps)
+        coordinator.heartbeat(0, step, Waits(step, 0.6, W))
+
+    until_failed(coordinator, beat, seconds=1.2)
+
+    assert coordinator.cause is None
+
+
+def test_a_short_silence_is_none_however_short_the_limit():
+    coordinator = joined(heartbeat_timeout=60.0)
+    took = until_failed(coordinator, lambda: coordinator.heartbeat(0, 8, Waits(8, 0.1, W)))
+
+    assert took > 0.5
+    assert "no heartbeat for 0.5 s, with timeout_seconds 0.1" in str(coordinator.cause)
+
+
+def test_a_heartbeat_that_is_shorter_than_the_limit_rules():
+    coordinator = joined(heartbeat_timeout=0.3)
+    until_failed(coordinator, lambda: coordinator.heartbeat(0, 8, Waits(8, 60.0, W)))
+
+    assert coordinator.cause == (
+        "worker 1 (127.0.0.2) stopped answering before its first step: no heartbeat for 0.3 s, "
+        + AT_LAST.format(0, ADDRESSES[0])
+    )
+
+
+def test_a_program_with_a_limit_is_looked_after_more_often(monkeypatch):
+    monkeypatch.setattr(reports, "HEARTBEAT_SECONDS", 5.0)
+    coordinator, begun = joined(), time.monotonic()
+    for _ in range(2):
+        coordinator.heartbeat(0, 8, Waits(8, 2.0, W))
+
+    assert time.monotonic() - begun < 2.0
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_others_are_kept_waiting_no_longer_than_the_limit(behind):
+    coordinator = joined(heartbeat_timeout=60.0)
+
+    def beat():
+        for rank in (0, 1):  # Both live; one does not come to the next step.
+            step = 7 if rank == behind else 8
+            coordinator.heartbeat(rank, step, Waits(step, 0.5, W if step == 8 else ""))
+
+    took = until_failed(coordinator, beat)
+
+    assert 0.5 < took < 3.0
+    assert coordinator.cause == (
+        f"worker {behind} (127.0.0.{behind + 1}) kept others waiting at step 7: 0.5 s (timeout_seconds) after another "
+        f"it has not begun step 8 of all workers, {AT_LAST.format(1 - behind, ADDRESSES[1 - behind])}"
+    )
+
+
+@pytest.mark.parametrize("waits", [Waits(8, 0.0, W), Waits(8, 0.5)], ids=["no limit", "between steps"])
+def test_who_waits_for_nobody_may_take_as_long_as_it_likes(waits):
+    coordinator = joined(heartbeat_timeout=60.0)
+
+    def beat():
+        coordinator.heartbeat(0, 7, Waits(7, waits.seconds))
+        coordinator.heartbeat(1, 8, waits)
+
+    until_failed(coordinator, beat, seconds=1.0)
+
+    assert coordinator.cause is None
+
+
+def test_steps_that_a_worker_takes_by_itself_are_not_waited_for_but_those_of_all_are():
+    coordinator = joined(heartbeat_timeout=60.0)
+    coordinator.step_apart(())  # One program's steps are.
+    own = iter(range(100, 10_000))
+
+    def beat():
+        coordinator.heartbeat(0, 8, Waits(8, 0.5, waited))
+        coordinator.heartbeat(1, next(own), Waits(7, 0.5))
+
+    waited = ""
+    until_failed(coordinator, beat, seconds=1.0)
+    assert coordinator.cause is None
+
+    waited = W
+    until_failed(coordinator, beat)
+    assert "it has not begun step 8 of all workers" in str(coordinator.cause)
+
+
+def test_what_has_not_been_said_since_is_no_sign_of_waiting():
+    coordinator = joined(heartbeat_timeout=60.0)
+
+    def beat():
+        coordinator.heartbeat(0, 7, Waits(7, 0.4))
+        coordinator.heartbeat(1, 8, Waits(8, 0.4, W))
+
+    beat()
+    time.sleep(1.0)  # The chief stood still, or its reports are late: it may have begun the step long ago.
+    coordinator.check_heartbeats()
+    assert coordinator.cause is None
+
+    until_failed(coordinator, beat)
+    assert str(coordinator.cause).startswith("worker 0 (127.0.0.1) kept others waiting at step 7")
+
+
+def test_a_chief_that_stood_still_itself_blames_nobody(monkeypatch):
+    coordinator = joined(heartbeat_timeout=2.0)
+    coordinator.heartbeat(0, 8, Waits(8, 2.0, W))
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 60)
+
+    assert coordinator.check_heartbeats() == []
+
+
+def test_a_chief_that_is_slow_itself_does_not_count_the_time_it_lost():
+    coordinator = joined(heartbeat_timeout=0.3)
+    for _ in range(4):
+        time.sleep(0.1)  # Twice as long as it should take from one check to the next.
+        assert coordinator.check_heartbeats() == []
+    for _ in range(10):
+        time.sleep(0.05)
+        coordinator.heartbeat(0, 1)
+        silent = coordinator.check_heartbeats()
+
+    assert silent == [1]
+
+
+# -- Where others wait ------------------------------------------------------------------------------------------------
+
+
+def waited_for() -> Coordinator:
+    """Worker 1 has ended, and worker 0 waits for it."""
+    coordinator = joined()
+    coordinator.heartbeat(0, 8, Waits(8, 0.0, "dense gradients of v, w (one of its 3 collectives)"))
+    coordinator.process_ended(1, -9)
+    return coordinator
+
+
+def test_the_cause_says_in_which_collective_another_was_stopped():
+    coordinator = waited_for()
+    suspicion = coordinator.heartbeat(0, 8, Waits(8, 0.0, "dense gradients of v, w")).suspicion
+
+    assert suspicion == "worker 1 (127.0.0.2) ended before its first step: killed by SIGKILL; see its output above"
+    cause = coordinator.heartbeat(0, 8, Waits(8, 0.0, "", W)).cause
+    assert cause == f"{suspicion}, while worker 0 (127.0.0.1) waited for it to combine dense gradients of w"
+    assert coordinator.abort(1, "failed", detail="later", step=9) == cause
+
+
+def test_the_cause_does_not_wait_for_one_that_cannot_say_where_it_waits():
+    coordinator = waited_for()
+    begun = time.monotonic()
+    pulses = [coordinator.heartbeat(0, 8, Waits(8, 0.0, W)) for _ in range(2)]
+
+    assert time.monotonic() - begun < 2.0
+    assert [pulse.suspicion is None for pulse in pulses] == [False, True]
+    assert pulses[1].cause == f"{pulses[0].suspicion}, {AT_LAST.format(0, ADDRESSES[0])}"
+
+
+def test_the_cause_is_told_at_once_when_nobody_turns_out_to_wait():
+    coordinator, begun = waited_for(), time.monotonic()
+    pulses = [coordinator.heartbeat(0, 8, Waits(8)) for _ in range(2)]
+
+    assert time.monotonic() - begun < 0.4
+    assert pulses[1].cause == pulses[0].suspicion
+
+
+def test_who_begins_a_step_after_its_last_report_is_still_asked_where_it_waits():
+    coordinator = joined()
+    coordinator.heartbeat(0, 7, Waits(7))
+    coordinator.process_ended(1, -9)
+    assert coordinator.cause is None
+
+    assert coordinator.heartbeat(0, 8, Waits(8, 0.0, W)).suspicion is not None
+    assert str(coordinator.heartbeat(0, 8, Waits(8, 0.0, "", W)).cause).endswith("to combine dense gradients of w")
+
+
+def test_another_failure_meanwhile_does_not_change_the_cause():
+    coordinator = waited_for()
+
+    cause = coordinator.abort(0, "failed", detail="as its peer is gone", step=8)
+
+    assert cause.startswith("worker 1 (127.0.0.2) ended before its first step: killed by SIGKILL")
+
+
+def test_a_run_does_not_go_on_without_a_worker_that_a_step_of_all_needs():
+    coordinator = Coordinator(ADDRESSES, run_id="run", seed=7, fingerprint="spec", heartbeat_timeout=60.0, goes_on=True)
+    for rank in (0, 1):
+        coordinator._servers[rank] = "host"
+        coordinator.heartbeat(rank, 0)
+    coordinator.step_apart({1})
+    coordinator.process_ended(1, -9)
+    assert coordinator.cause is None
+
+    until_failed(coordinator, lambda: coordinator.heartbeat(0, 8, Waits(8, 0.0, W)))
+
+    assert str(coordinator.cause).startswith("worker 1 (127.0.0.2) was lost before its first step: the others went on")

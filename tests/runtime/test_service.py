@@ -1,0 +1,94 @@
+"""The coordinator's gRPC service, and its clients."""
+
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from autodist_py.proto.errors import ClusterError, WorkerFailedError
+from autodist_py.runtime.calls import Membership
+from autodist_py.runtime.service import ChiefLostError, CoordinatorClient, serve
+from tests.runtime.coordinators import both, exchange, make_coordinator, until
+
+
+@pytest.fixture
+def service():
+    coordinator = make_coordinator()
+    server, port = serve(coordinator, "the secret", host="127.0.0.1", port=0)
+    yield coordinator, f"127.0.0.1:{port}"
+    server.stop(None)
+
+
+def test_a_client_is_a_coordinator_elsewhere(service):
+    coordinator, address = service
+    client = CoordinatorClient(address, "the secret", heartbeat_timeout=5)
+    calls = [coordinator, client]
+
+    assert both(lambda rank: calls[rank].join(rank, f"host:{rank}", fingerprint="spec", timeout=5))[1].seed == 7
+    assert both(lambda rank: exchange(calls[rank], rank, "k"))[1] == {0: b"k0", 1: b"k1"}
+    assert client.heartbeat(1, 2).cause is None
+    cause = client.abort(1, "failed", detail="why", step=2)
+    assert cause == "worker 1 (127.0.0.2) failed at step 2: why"
+    with pytest.raises(WorkerFailedError, match="failed at step 2: why"):
+        client.leave(1, 2)
+
+
+def test_large_values_pass(service):
+    coordinator, address = service
+    client = CoordinatorClient(address, "the secret", heartbeat_timeout=5)
+    value = bytes(20_000_000)
+
+    coordinator.exchange(0, "k", value=value, everyone=False, timeout=5)
+
+    assert client.exchange(1, "k", value=b"", everyone=False, timeout=5) == {0: value}
+
+
+def test_a_call_without_the_secret_is_refused(service):
+    coordinator, address = service
+    client = CoordinatorClient(address, "guessed", heartbeat_timeout=5)
+
+    with pytest.raises(ClusterError, match=f"coordinator at {address} refused this worker"):
+        client.abort(1, "failed", detail="why", step=0)
+    assert coordinator.cause is None
+
+
+def test_a_port_in_use_is_an_error_that_says_so(service):
+    _, address = service
+    with pytest.raises(ClusterError, match=r"the port is in use, .* Choose another AUTODIST_COORDINATOR_PORT"):
+        serve(make_coordinator(), "secret", host="127.0.0.1", port=int(address.rpartition(":")[2]))
+
+
+def test_a_worker_that_awaits_its_chief_may_come_first():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    client = CoordinatorClient(f"127.0.0.1:{port}", "the secret", heartbeat_timeout=5, awaits_chief=True)
+    worker = ThreadPoolExecutor(1).submit(client.join, 1, "host:1", fingerprint="spec", timeout=20)
+    time.sleep(0.5)
+    coordinator = make_coordinator()
+    server, _ = serve(coordinator, "the secret", host="::", port=port)
+
+    coordinator.join(0, "host:0", fingerprint="spec", timeout=20)
+
+    assert worker.result(20) == Membership("run", 7, ("host:0", "host:1"))
+    server.stop(None)
+
+
+def test_a_client_that_is_closed_lets_go_of_who_waits(service):
+    coordinator, address = service
+    client = CoordinatorClient(address, "the secret", heartbeat_timeout=5)
+    waiting = ThreadPoolExecutor(1).submit(client.leave, 1, 0)
+    until(lambda: coordinator._left)
+
+    client.close()
+
+    with pytest.raises(ChiefLostError, match="does not answer"):
+        waiting.result(5)
+    with pytest.raises(ChiefLostError, match="is given up"):
+        client.abort(1, "failed", detail="why", step=0)
+
+
+def test_a_coordinator_that_is_not_there_is_an_error_at_once():
+    client = CoordinatorClient("127.0.0.1:1", "secret", heartbeat_timeout=5)
+    with pytest.raises(ChiefLostError, match=r"127.0.0.1:1 does not answer"):
+        client.heartbeat(1, 0)

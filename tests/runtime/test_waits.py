@@ -1,0 +1,63 @@
+"""What a worker knows of its own waiting."""
+
+import threading
+import time
+
+import pytest
+
+from autodist_py.runtime.waits import LEAST_SILENCE_SECONDS, PROMPT_SECONDS, OwnWaits, Waits
+
+W = "dense gradients of w"
+
+
+def looks(waits: OwnWaits, *, most: int = 100) -> int:
+    """After how many of them without an answer the worker hears nothing; `most`: never."""
+    return next((number for number in range(most) if waits.hears_nothing()), most)
+
+
+@pytest.mark.parametrize("seconds", [0.1, 5.0])
+def test_who_waits_and_gets_no_answer_hears_nothing_after_the_limit(seconds):
+    waits = OwnWaits()
+    with waits.together(seconds, W):
+        waits.hears_nothing()
+        silence = max(seconds, LEAST_SILENCE_SECONDS)
+        assert silence < looks(waits) * PROMPT_SECONDS + 2 * PROMPT_SECONDS
+        assert waits.hears_nothing()
+        waits.answered()
+        assert looks(waits) * PROMPT_SECONDS >= silence
+
+
+def test_who_is_between_steps_has_no_limit_or_goes_on_does_not_wait():
+    waits = OwnWaits()
+    with waits.together(1.0, W):
+        pass
+    assert looks(waits) == 100
+    with waits.together(0.0, W):
+        assert looks(waits) == 100
+    for _ in range(20):
+        with waits.together(1.0, W):
+            assert not waits.hears_nothing()
+
+
+def test_a_step_that_another_has_stopped_still_waits():
+    waits = OwnWaits()
+    with pytest.raises(ValueError, match="aborted"), waits.together(1.0, W):
+        before = looks(waits, most=4)
+        waits.stopped_in(W)
+        raise ValueError("aborted")
+
+    assert before == 4
+    assert looks(waits) < LEAST_SILENCE_SECONDS / PROMPT_SECONDS
+    with waits.together(1.0, W):
+        assert waits.now == Waits(2, 1.0, W)
+
+
+@pytest.mark.alone
+def test_where_a_step_was_stopped_is_known_as_soon_as_it_says_so():
+    waits, begun = OwnWaits(), time.monotonic()
+    waits.find_out()
+    with waits.together(1.0, W):
+        threading.Timer(0.05, waits.stopped_in, ["dense gradients of v"]).start()
+        waits.find_out()
+        assert waits.now.stopped_in == "dense gradients of v"
+    assert time.monotonic() - begun < 0.4

@@ -309,23 +309,29 @@ def test_its_all_reduces_wait_for_no_other_collective_and_are_run_whatever_needs
 # -- The end -----------------------------------------------------------------------------------------------------------
 
 SCRIPT = """
+import time
 import numpy as np
 from autodist_py import AutoDist
 from autodist_py.strategy_builders.all_reduce import AllReduce
 
-with AutoDist(strategy_builder=AllReduce(all_reduce_spec="HOROVOD")) as autodist:
+with AutoDist(strategy_builder=AllReduce(all_reduce_spec="HOROVOD", timeout_seconds=TIMEOUT)) as autodist:
     import tensorflow as tf
-    weights = tf.Variable(np.ones(1_000_000, np.float32))
+    weights = tf.Variable(np.ones(1_000_000, np.float32), name="weights")
 
     @autodist.function
     def step(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(x) * tf.reduce_sum(weights)
         weights.assign_sub(0.1 * tape.gradient(loss, weights))
-        return loss
 
     for number in range(STEPS):
-        step(np.ones([4], np.float32))
+        if number == SLEEPS and autodist.rank == 1:
+            time.sleep(60)
+        try:
+            step(np.ones([4], np.float32))
+        except Exception as error:
+            print("raised", type(error).__name__, error, flush=True)
+            raise
         if number == 9:
             print("training", flush=True)
 print("over", flush=True)
@@ -339,10 +345,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     runs = []
     (tmp_path / "resources.yaml").write_text(TWO_WORKERS.resource_spec())
 
-    def start_run(*, steps: int = 10**9) -> Run:
-        runs.append(
-            Run(tmp_path, SCRIPT.replace("STEPS", str(steps)), AUTODIST_RESOURCE_SPEC=str(tmp_path / "resources.yaml"))
-        )
+    def start_run(*, steps: int = 10**9, timeout: float = 0.0, sleeps: int = 10**9) -> Run:
+        script = SCRIPT.replace("STEPS", str(steps)).replace("TIMEOUT", str(timeout)).replace("SLEEPS", str(sleeps))
+        runs.append(Run(tmp_path, script, AUTODIST_RESOURCE_SPEC=str(tmp_path / "resources.yaml")))
         return runs[-1]
 
     yield start_run
@@ -359,25 +364,46 @@ def test_a_script_that_ends_well_ends_at_once(start: Start) -> None:
     assert run.causes == {}
 
 
+WAITED = (
+    r", while worker 0 \(127.0.0.1\) (waited for it to combine|was in a step that combines) dense gradients of weights"
+)
+
+
 @is_installed
 @pytest.mark.alone
 @pytest.mark.parametrize(
-    ("number", "words"),
+    ("number", "timeout", "words"),
     [
-        (signal.SIGKILL, r"ended .*: killed by SIGKILL"),
-        pytest.param(signal.SIGSTOP, r"stopped answering .*: no heartbeat", marks=pytest.mark.slow),
+        (signal.SIGKILL, 0.0, "ended .*: killed by SIGKILL; see its output above"),
+        (signal.SIGSTOP, 2.0, "stopped answering .*: no heartbeat for 2 s, with timeout_seconds 2"),
+        pytest.param(signal.SIGSTOP, 0.0, "stopped answering .*: no heartbeat for 5 s", marks=pytest.mark.slow),
     ],
+    ids=["killed", "stopped-timeout", "stopped"],
 )
-def test_a_worker_that_is_killed_or_stands_still_ends_the_run_with_one_cause(
-    start: Start, number: signal.Signals, words: str
+def test_a_worker_that_is_killed_or_stands_still_ends_the_run_with_one_cause_that_the_step_raises(
+    start: Start, number: signal.Signals, timeout: float, words: str
 ) -> None:
-    run = start()
+    run = start(timeout=timeout)
     run.wait_for("training", 2)
     began = time.monotonic()
     kill(run.pids[1], number)
     assert run.end(20.0) == 1, run.text
     assert time.monotonic() - began < 12.0, run.text
-    assert re.match(rf"worker 1 \(127.0.0.2\) {words}", run.causes[0]), run.text
+    assert re.fullmatch(rf"worker 1 \(127.0.0.2\) {words}{WAITED}", run.causes[0]), run.text
+    assert f"raised WorkerFailedError {run.causes[0]}" in run.lines, run.text
+
+
+@is_installed
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_step_raises_when_a_worker_lives_but_does_not_come(start: Start) -> None:
+    run = start(timeout=2.0, sleeps=30)
+    assert run.end(60.0) == 1, run.text
+    words = (
+        r"kept others waiting at step 30: 2 s \(timeout_seconds\) after another it has not begun step 31 of all workers"
+    )
+    assert re.fullmatch(rf"worker 1 \(127.0.0.2\) {words}{WAITED}", run.causes[0]), run.text
+    assert f"raised WorkerFailedError {run.causes[0]}" in run.lines, run.text
 
 
 @is_installed
@@ -439,7 +465,7 @@ def test_a_host_whose_own_name_does_not_serve_is_refused_before_horovod_ends_its
     monkeypatch.setattr(socket, "gethostname", lambda: "pluto")
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     with pytest.raises(ClusterError, match=rf"worker 0 \({address}\): Horovod needs a host .*{words}"):
-        horovod.start(SoloCluster(), ResourceSpec((NodeSpec(address),)), str)
+        horovod.start(SoloCluster(), ResourceSpec((NodeSpec(address),)), str, timeout=0.0)
 
 
 @is_installed
@@ -447,7 +473,7 @@ def test_a_chief_at_whose_address_the_rendezvous_cannot_listen_is_refused() -> N
     with pytest.raises(
         ClusterError, match=r"worker 0 \(::1\): .* the chief's IPv4 address. Received: ::1: .* AUTO or RING"
     ):
-        horovod.start(SoloCluster(), ResourceSpec((NodeSpec("::1"),)), str)
+        horovod.start(SoloCluster(), ResourceSpec((NodeSpec("::1"),)), str, timeout=0.0)
 
 
 def test_what_it_does_not_carry_is_refused_by_the_variables_name() -> None:

@@ -3,11 +3,15 @@
 horovodrun takes no part: ranks and addresses are the cluster's. Horovod's own rendezvous, by which its processes find
 each other, runs in the chief's process meanwhile. How ops are made is `kernel/horovod_adapter.py`'s.
 
-A worker that ends breaks the others' connections: all-reduces then raise one of TensorFlow's errors on them. One that
-stands still stops Horovod's own thread everywhere; the run's end does not wait for that.
+A worker that ends breaks the others' connections: all-reduces then raise one of TensorFlow's errors on them. Where one
+lives but does not come, Horovod is shut down when the run fails, on all workers alike, and all-reduces raise. One that
+is silent holds up Horovod's own thread, which takes no order then; it gives up by itself after as long as the silence
+may last, and a little more, so that all-reduces raise when the cause is known.
 """
 
+import atexit
 import ipaddress
+import math
 import os
 import socket
 import threading
@@ -23,8 +27,8 @@ from autodist_py.proto.synchronizers import AllReduceSynchronizer
 from autodist_py.runtime.cluster import Cluster
 from autodist_py.runtime.ports import bind_error
 
-_PATIENCE_SECONDS = 600
-"""How long Horovod waits for a silent worker before it gives up: the cluster's heartbeats find one much earlier."""
+_LATER_SECONDS = 1
+"""How much longer Horovod waits for a silent worker than the cluster, which can name it."""
 
 _KINDS = {kind.__name__: kind for kind in (StrategyError, ClusterError)}
 """What is wrong with a worker: its Horovod, or its host."""
@@ -41,7 +45,7 @@ def is_asked_for(strategy: Strategy) -> bool:
 def obstacle(cluster: Cluster, resources: ResourceSpec, key: Callable[[str], str]) -> AutoDistError | None:
     """The error that `start` raises, for the first worker that has a reason: all are told the same. None: it starts.
 
-    Every worker calls it; the arguments are those of `start`.
+    Every worker calls it; the arguments are those of `start`, but for the timeout.
     """
     own = b""
     try:
@@ -71,13 +75,14 @@ def _require_startable(cluster: Cluster, resources: ResourceSpec) -> None:
         )
 
 
-def start(cluster: Cluster, resources: ResourceSpec, key: Callable[[str], str]) -> None:
+def start(cluster: Cluster, resources: ResourceSpec, key: Callable[[str], str], *, timeout: float) -> None:
     """Horovod is initialized on every worker, each of which calls this; nothing more is done where it is.
 
     Args:
         cluster: the workers.
         resources: their nodes.
         key: makes a key for something that all workers do together, of a word for it.
+        timeout: `timeout_seconds` of the program. Horovod's patience with a silent worker is that of the first one.
 
     Raises:
         StrategyError: a worker has no Horovod for its TensorFlow.
@@ -93,12 +98,29 @@ def start(cluster: Cluster, resources: ResourceSpec, key: Callable[[str], str]) 
     node = resources.workers[cluster.rank]
     with _rendezvous(library, cluster, resources) as address:
         host, _, port = cluster.agree(key("rendezvous"), address.encode()).decode().rpartition(":")
-        with _environment(_variables(cluster, node, host, port)):
+        with _environment(_variables(cluster, node, host, port, cluster.patience(timeout))):
             try:
                 library.init()
             except ValueError as error:
                 raise ClusterError(f"Horovod cannot start: {error}") from error
+        _end_with_run(library, cluster)
         cluster.barrier(key("horovod started"))
+
+
+def _end_with_run(library: Any, cluster: Cluster) -> None:
+    """Horovod is shut down when the run fails, so that what waits in it raises, and else when the script has ended.
+
+    Its own way to do that at exit could come while ours waits for its thread; two that wait for one end the process.
+    """
+    lock = threading.Lock()
+
+    def end() -> None:
+        with lock:
+            library.shutdown()  # Nothing, where it is.
+
+    atexit.unregister(library.shutdown)
+    atexit.register(end)
+    cluster.on_failure(lambda _: threading.Thread(target=end, name="autodist-horovod-end", daemon=True).start())
 
 
 def _require_ours(library: Any, cluster: Cluster) -> None:
@@ -147,10 +169,10 @@ def _rendezvous(library: Any, cluster: Cluster, resources: ResourceSpec) -> Iter
         server.server_close()
 
 
-def _variables(cluster: Cluster, node: NodeSpec, host: str, port: str) -> Mapping[str, str]:
+def _variables(cluster: Cluster, node: NodeSpec, host: str, port: str, patience: float) -> Mapping[str, str]:
     """What Horovod reads when it starts. A node is one worker, so each worker is the only one of its host."""
     return {
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(_PATIENCE_SECONDS),
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(patience) + _LATER_SECONDS),
         "HOROVOD_HOSTNAME": node.address,
         "HOROVOD_RANK": str(cluster.rank),
         "HOROVOD_SIZE": str(cluster.num_workers),

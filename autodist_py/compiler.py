@@ -9,10 +9,11 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import tensorflow as tf
 
-from autodist_py.engines import automatic_engine, with_engine
+from autodist_py.engines import Engine, automatic_engine, with_engine
 from autodist_py.kernel.analysis import analyse, varying_writes
 from autodist_py.kernel.device import Place, resolve
 from autodist_py.kernel.graph_view import GraphView
@@ -125,7 +126,7 @@ class Compiler:
             self._options,
             first_instance_key=self.cluster.next_instance_key,
             channel=channel,
-            examples=self._examples_of_the_chief(item, examples),
+            examples=int(self._chiefs("examples", str(examples or 0))) or None,
         )
         program = compile(item, chosen, place, options, observers=self._observers)
         self.cluster.next_instance_key = program.next_instance_key
@@ -257,7 +258,7 @@ class Compiler:
 
     def _with_engine(self, item: GraphItem, strategy: Strategy, name: str) -> Strategy:
         """`strategy`, with the engine that AUTO stands for in its place: on all workers the same."""
-        engine = automatic_engine(item, strategy, self._resources)
+        engine = cast(Engine, self._chiefs("engine", automatic_engine(item, strategy, self._resources)))
         if engine == "HOROVOD":
             obstacle = horovod.obstacle(self.cluster, self._resources, self._key)
             if obstacle is not None:
@@ -284,12 +285,9 @@ class Compiler:
         }
         return Executor(program, copies, state, name=name.replace("/", "_"), namespace=namespace)
 
-    def _examples_of_the_chief(self, item: GraphItem, examples: int | None) -> int | None:
-        """By which all workers decide how rows travel: they may be given different numbers."""
-        if self.cluster.num_workers == 1 or not item.sparse_variables:
-            return examples
-        agreed = self.cluster.agree(self._key("examples"), b"" if examples is None else str(examples).encode())
-        return int(agreed) if agreed else None
+    def _chiefs(self, what: str, value: str) -> str:
+        """The chief's `value`. It is asked for in each program: what others would make of theirs may differ."""
+        return self.cluster.agree(self._key(what), value.encode()).decode()
 
     def _require_same_graph(self, item: GraphItem) -> None:
         if self.cluster.num_workers == 1:

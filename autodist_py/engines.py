@@ -70,8 +70,10 @@ def _bytes_by_horovod(item: GraphItem, strategy: Strategy) -> int:
     for gradient in item.gradients:
         variable = item.variable(gradient.variable)
         for synchronizer, shape in strategy.node(variable.name).parts(variable.shape):
-            if gradient.is_sparse or not _is_automatic(synchronizer):
+            if not isinstance(synchronizer, AllReduceSynchronizer) or synchronizer.spec != "AUTO":
                 continue
+            if gradient.is_sparse and not synchronizer.sparse_as_dense:
+                continue  # Whether it travels as a dense one by itself depends on the batch.
             if _carries("HOROVOD", synchronizer, variable.dtype):
                 compressor = compressor_of(synchronizer.compressor, "compressor")
                 total += compressor.wire_bytes(shape, ITEM_SIZES.get(variable.dtype, 0))

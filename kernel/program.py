@@ -201,6 +201,7 @@ class Program:
         graph: the graph as rewritten so far; passes make a new one, they never edit it.
         fetches: for each of the item's outputs, the tensor that now stands for it.
         run_ops: ops to run each step beside the fetches.
+        combined: the outputs of the captured graph that are combined already, and fetched so.
         shards: the variables that are cut.
         part_of: for each part of a variable, or of its gradient alone, the captured variable.
         left_whole: those that were to be cut and cannot be, with the reasons.
@@ -224,6 +225,7 @@ class Program:
     graph: GraphView
     fetches: tuple[str, ...]
     run_ops: tuple[str, ...]
+    combined: frozenset[str] = frozenset()
     shards: tuple[Shards, ...] = ()
     part_of: Mapping[str, str] = field(default_factory=dict)
     left_whole: Mapping[str, str] = field(default_factory=dict)
@@ -258,9 +260,10 @@ class Program:
         must be launched in one order on all devices. Those that are found by their names need none.
         """
         ordered = [launch for launch in self.launches if not launch.by_name]
-        hints = {self.graph.nodes[op].attr["communication_hint"].s for launch in ordered for op in launch.ops}
-        under_way = 1 if b"nccl" in hints else UNDER_WAY
-        for distance in range(under_way, 2 * under_way):  # By way of these it waits for all others, too.
+        ops = [self.graph.nodes[op].attr for launch in ordered for op in launch.ops]
+        is_nccl = any("communication_hint" in attr and attr["communication_hint"].s == b"nccl" for attr in ops)
+        under_way = 1 if is_nccl else UNDER_WAY
+        for distance in range(under_way, 2 * under_way):  # All greater distances are sums of these.
             yield from zip(ordered, ordered[distance:], strict=False)
 
     def copies(self, tensor: str) -> Iterator[str]:

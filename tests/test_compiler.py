@@ -1,5 +1,6 @@
 """What all workers must agree on before they run a program together."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from autodist_py.compiler import launches_text, require_same_launches
 from autodist_py.kernel.pipeline import compile
 from autodist_py.plan import inexact
 from autodist_py.proto.errors import AutoDistError
+from autodist_py.proto.graph_item import Output
 from tests.kernel import programs
 
 
@@ -27,6 +29,15 @@ def test_workers_with_other_numbers_of_replicas_launch_the_same():
 def test_another_group_on_one_worker_is_named_before_anyone_waits():
     with pytest.raises(AutoDistError, match=r"collectives of worker 1 are not the chief's.*dense gradients of"):
         require_same_launches({0: launches(0), 1: launches(1, chunk_size=1)})
+
+
+def test_a_fetch_that_differs_on_one_worker_is_named_before_anyone_waits():
+    def of(fetch: str) -> bytes:
+        item = replace(programs.dense_and_sparse(), outputs=(Output(fetch, "float64", (), "mean"),))
+        return launches_text(compile(item, programs.all_reduce(item), programs.place(1, 1))).encode()
+
+    with pytest.raises(AutoDistError, match=r"worker 1 are not the chief's.*gradients of a, b, with mean"):
+        require_same_launches({0: of("mean:0"), 1: of("Neg:0")})
 
 
 def item_of(loss: Any, **options: Any) -> Any:

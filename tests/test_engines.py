@@ -166,3 +166,9 @@ def test_auto_stays_where_horovod_does_not_carry_the_type() -> None:
     strategy = strategy_of(AllReduceSynchronizer(compressor="HorovodCompressor(dtype='bfloat16')"))
     assert with_engine(strategy, item_of((4, 2)), "HOROVOD") == strategy
     assert with_engine(strategy, item_of((4, 2), dtype="float16"), "HOROVOD") != strategy
+
+
+@pytest.mark.parametrize(("sparse_as_dense", "expected"), [(True, "HOROVOD"), (False, "RING"), (None, "RING")])
+def test_rows_that_are_to_travel_as_dense_gradients_count_as_such(sparse_as_dense: bool | None, expected: str) -> None:
+    builder = AllReduce(sparse_as_dense=sparse_as_dense)
+    assert engine(item_of(LARGE, is_sparse=True), LOCAL, builder) == expected

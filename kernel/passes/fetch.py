@@ -24,7 +24,7 @@ from autodist_py.proto.graph_item import Output
 class Fetch:
     """Each fetch is what one device would have returned for the whole batch.
 
-    Requires: a replicated graph; each fetch names replica 0's tensor, a shared one, or one that is combined.
+    Requires: a replicated graph; each fetch names replica 0's tensor, a shared one, or one that is `combined`.
     Ensures: a fetch that depends on a replica's own examples is, by case:
         1. first dimension unknown, and not summed over: the replicas' rows, in order; of all workers with
             `batch="global"`, else this one's;
@@ -41,7 +41,7 @@ class Fetch:
             return program
         stages: dict[int, list[int]] = {}
         for position, output in differing(program):
-            if program.fetches[position] == on_replica(0, output.tensor):  # Else it has travelled with gradients.
+            if output.tensor not in program.combined:
                 stages.setdefault(program.analysis.stage[op_of(output.tensor)], []).append(position)
         for stage, positions in sorted(stages.items()):
             program = _combine_stage(program, stage, positions)

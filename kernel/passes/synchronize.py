@@ -28,23 +28,26 @@ class Synchronize:
     def __call__(self, program: Program) -> Program:
         if program.is_single:
             return program
-        view, fetches = program.graph, list(program.fetches)
+        view = program.graph
+        outputs: dict[str, str] = {}
         edits = Edits()
         for group in all_reduce.groups(program):
             collectives, recorder = Collectives(program.place, program.next_instance_key), Recorder()
             fragment = all_reduce.combine(program, group, view, collectives, recorder)
             edits.add(fragment.nodes)
-            combined = iter(fragment.outputs)
-            for gradient, copies in zip(group.gradients, combined, strict=False):
+            count = len(group.gradients)
+            for gradient, copies in zip(group.gradients, fragment.outputs[:count], strict=True):
                 for replica, tensors in enumerate(copies):
                     for seam, tensor in zip(gradient.tensors, tensors, strict=True):
                         edits.set_input(on_replica(replica, op_of(seam)), 0, tensor)
-            for position, copies in zip(group.outputs, combined, strict=True):
-                fetches[position] = copies[0][0]
+            for output, copies in zip(group.outputs, fragment.outputs[count:], strict=True):
+                outputs[output.tensor] = copies[0][0]
             program = with_launches(program, collectives, rank=group.rank(program), what=str(group))
             program = replace(
                 program,
                 memories=(*program.memories, *recorder.memories),
                 run_ops=(*program.run_ops, *recorder.writers),
             )
-        return replace(program, graph=edits.apply(view), fetches=tuple(fetches))
+        fetched = zip(program.item.outputs, program.fetches, strict=True)
+        fetches = tuple(outputs.get(output.tensor, fetch) for output, fetch in fetched)
+        return replace(program, graph=edits.apply(view), fetches=fetches, combined=frozenset(outputs))

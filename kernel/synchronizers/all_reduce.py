@@ -9,9 +9,10 @@ where that makes no difference to the update. There they may travel as a dense g
 (`densifying.py`).
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import tensorflow as tf
 
@@ -56,9 +57,9 @@ class Group:
     """Gradients that are reduced together: the same synchronizer, stage, reduction, and (dense ones) dtype.
 
     Gradients of one stage do not depend on one another's combined values (a generator's would on its discriminator's).
-    `pack` numbers those that are alike but for their gradients, as what is larger is packed into several buffers.
-    `outputs` are the program's outputs, by their positions, that are combined along with the gradients. One whose rows
-    are gathered is a group by itself, which `is_sparse`; other sparse ones travel as dense ones.
+    `pack` numbers those of one name, as what is larger is packed into several buffers.
+    `outputs` are those of the program that are combined along with the gradients. One whose rows are gathered is a
+    group by itself, which `is_sparse`; other sparse ones travel as dense ones.
     """
 
     synchronizer: AllReduceSynchronizer
@@ -67,7 +68,7 @@ class Group:
     dtype: tf.DType
     gradients: tuple[Gradient, ...]
     pack: int = 0
-    outputs: tuple[int, ...] = ()
+    outputs: tuple[Output, ...] = ()
     is_sparse: bool = False
 
     @property
@@ -86,7 +87,11 @@ class Group:
 
     def rank(self, program: Program) -> tuple[int, ...]:
         """Where the group's collective stands among others: by stage, then when its last gradient is ready."""
-        return (self.stage, 0, max(program.analysis.gradient_depth(gradient) for gradient in self.gradients))
+        return (self.stage, 0, self.depth(program))
+
+    def depth(self, program: Program) -> int:
+        """How deep in the captured graph its last gradient is."""
+        return max(program.analysis.gradient_depth(gradient) for gradient in self.gradients)
 
     def carries(self, program: Program, output: Output) -> bool:
         """Whether the output can be combined along with these gradients, which are laid into one buffer anyway."""
@@ -103,34 +108,34 @@ class Group:
         )
 
     def _bytes(self, program: Program) -> int:
-        outputs = [program.item.outputs[position] for position in self.outputs]
         gradients = [_wire_bytes(program, self.synchronizer, gradient) for gradient in self.gradients]
-        return sum(gradients) + sum(map(_output_bytes, outputs))
+        return sum(gradients) + sum(map(_output_bytes, self.outputs))
 
     def __str__(self) -> str:
         names = ", ".join(gradient.variable for gradient in self.gradients)
-        return f"{'sparse' if self.is_sparse else 'dense'} gradients of {names}"
+        outputs = "".join(f", with {output.tensor}" for output in self.outputs)
+        return f"{'sparse' if self.is_sparse else 'dense'} gradients of {names}{outputs}"
 
 
 def groups(program: Program) -> list[Group]:
     """The gradients of `program` that are synchronized by AllReduce, as they are reduced together.
 
-    An output that can be combined along with gradients is so with those that are ready first.
+    An output that can be combined along with gradients is so with the first that are ready no earlier, else with the
+    last: it keeps none waiting that could go ahead.
     """
     found = sorted(_gradient_groups(program), key=lambda group: group.rank(program))
-    for position, output in differing(program):
-        carrier = next((index for index, group in enumerate(found) if group.carries(program, output)), None)
-        if carrier is not None:
-            found[carrier] = replace(found[carrier], outputs=(*found[carrier].outputs, position))
+    for tensor, output in {output.tensor: output for _, output in differing(program)}.items():
+        carriers = [index for index, group in enumerate(found) if group.carries(program, output)]
+        later = [index for index in carriers if found[index].depth(program) >= program.analysis.depth[op_of(tensor)]]
+        for index in (later or carriers[::-1])[:1]:
+            found[index] = replace(found[index], outputs=(*found[index].outputs, output))
     return found
 
 
 def _gradient_groups(program: Program) -> Iterator[Group]:
     dense: dict[tuple[AllReduceSynchronizer, int, str, tf.DType], list[Gradient]] = {}
-    graph = program.analysis.captured
     for gradient in program.item.gradients:
-        raw = {op_of(graph.nodes[op_of(tensor)].input[0]) for tensor in gradient.tensors}
-        if not raw & program.analysis.varying:
+        if not program.analysis.is_varying(gradient):
             continue  # It is computed from replicated values alone (a regularizer's): equal on all replicas.
         synchronizer = program.strategy.node(gradient.variable).synchronizer
         if not isinstance(synchronizer, AllReduceSynchronizer):
@@ -139,14 +144,18 @@ def _gradient_groups(program: Program) -> Iterator[Group]:
         stage = program.analysis.gradient_stage(gradient)
         is_sparse = gradient.is_sparse and not _is_densified(program, synchronizer, gradient, dtype)
         _check(program, synchronizer, gradient, dtype, is_sparse=is_sparse)
-        key = (synchronizer, stage, gradient.reduction or program.item.loss_reduction, dtype)
+        reduced = replace(synchronizer, sparse_as_dense=None)  # It is decided, and makes no other difference.
+        key = (reduced, stage, gradient.reduction or program.item.loss_reduction, dtype)
         if is_sparse:
             yield Group(*key, (gradient,), is_sparse=True)
         else:
             dense.setdefault(key, []).append(gradient)
-    for key, gradients in dense.items():
-        for pack, together in enumerate(_packed(program, gradients, key[0])):
-            yield Group(*key, together, pack)
+    packs: Counter[tuple[Any, ...]] = Counter()
+    for (synchronizer, stage, reduction, dtype), together in dense.items():
+        named = (synchronizer.spec, synchronizer.group, stage, reduction, dtype)
+        for pack in _packed(program, together, synchronizer):
+            yield Group(synchronizer, stage, reduction, dtype, pack, packs[named])
+            packs[named] += 1
 
 
 def _is_densified(program: Program, synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DType) -> bool:
@@ -233,10 +242,9 @@ def combine(program: Program, group: Group, view: GraphView, collectives: Collec
     """
     replicas = range(program.num_local_replicas)
     raw = [[raw_gradient(program, gradient, view, replica) for replica in replicas] for gradient in group.gradients]
-    outputs = [program.item.outputs[position] for position in group.outputs]
     carried = [
         [[TensorSpec(on_replica(replica, output.tensor), group.dtype, output.shape)] for replica in replicas]
-        for output in outputs
+        for output in group.outputs
     ]
 
     def reduce(batch: Sequence[tf.Tensor], values: list[list[list[tf.Tensor]]]) -> list[list[list[tf.Tensor]]]:

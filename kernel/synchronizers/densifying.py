@@ -82,15 +82,16 @@ def is_fewer_bytes(
     """
     whole = 2 * (members - 1) / members * compressor.wire_bytes(shape, item)
     row = (workers - 1) * (compressor.wire_bytes((1, *shape[1:]), item) + index)
-    if whole >= row * min(ids, shape[0]):
-        return False  # However they are spread.
+    if not whole or whole >= row * min(ids, shape[0]):
+        return False  # However they are spread; or there is nothing to send.
     return whole < row * expected_rows(shape[0], ids)
 
 
 def expected_rows(rows: int, ids: int) -> float:
     """How many of so many rows are among `ids` indices, if these are drawn by Zipf's law: the r-th as often as 1 / r.
 
-    Of no other law are more distinct, on average, than of an even one: what is fewer bytes for this, is for that.
+    Drawn evenly more of them are distinct: where a whole table is fewer bytes by Zipf's law, it is so then, too. Laws
+    that are more skewed may have fewer.
     """
     share = 1.0 / np.arange(1, rows + 1)
     share /= share.sum()
@@ -136,6 +137,8 @@ def densified(
 ) -> list[tf.Tensor]:
     """The rows of a sparse gradient, of which each replica has indices and values, added up in the table's shape."""
     shape = program.item.variable(gradient.variable).shape
+    if not math.prod(shape):
+        return [tf.zeros(shape, values.dtype) for _, values, _ in copies]  # TensorFlow's scatter refuses it.
     dense = []
     for (indices, values, _), device in zip(copies, devices, strict=True):
         with tf.device(device):

@@ -295,6 +295,10 @@ def test_where_the_rule_says_so_fewer_bytes_are_sent_for_even_ids_and_for_those_
         assert table > 0.97 * gathered("zipf")
 
 
+def test_a_table_of_nothing_stays_one_of_rows():
+    assert not is_fewer_bytes((5, 0), 50, item=4, index=8, compressor=NoneCompressor(), workers=2, members=2)
+
+
 # -- What it becomes --------------------------------------------------------------------------------------------------
 
 
@@ -307,7 +311,7 @@ def test_it_joins_the_dense_gradients_and_no_rows_are_gathered():
         types = Counter(program.graph.nodes[op].op for launch in program.launches for op in launch.ops)
         launches[dense] = (sorted(one.what for one in program.launches if "gradients" in one.what), types)
     whats, types = launches[True]
-    assert whats == ["dense gradients of table, scale"]
+    assert whats == ["dense gradients of table, scale, with Identity:0"]
     assert types["CollectiveGatherV2"] == 0
     whats, types = launches[False]
     assert whats == ["dense gradients of scale", *["sparse gradients of table"] * 2]

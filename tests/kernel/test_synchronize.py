@@ -115,6 +115,73 @@ def test_a_loss_travels_by_itself_where_gradients_cannot_carry_it(step, settings
     assert sorted(collectives_of(step, **settings)) == ["dense", "fetches"]
 
 
+def test_an_output_that_is_ready_late_keeps_no_gradients_waiting():
+    weights = [tf.Variable(np.eye(4), name=f"w{index}") for index in range(4)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = x
+            for weight in weights:
+                value = tf.tanh(value @ weight)
+            loss = tf.reduce_mean(value)
+        *gradients, of_input = tape.gradient(loss, [*weights, x])
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.assign_sub(gradient)
+        return loss, tf.reduce_mean(of_input)
+
+    item = steps.capture(step, tf.ones([2, 4], tf.float64)).item
+    found = groups(programs.after("combine", item, programs.place(1, 1), in_packs(item, 3 * 4 * 4 * 8 - 1)))
+    loss, late = item.outputs
+    assert [[one.variable for one in group.gradients] for group in found] == [["w3", "w2"], ["w1", "w0"]]
+    assert [group.outputs for group in found] == [(loss,), (late,)]
+
+
+@pytest.mark.parametrize("fetch_reduction", ["mean", "sum"])
+def test_outputs_that_travel_with_gradients_are_those_of_one_device(fetch_reduction):
+    weights = [tf.Variable(np.zeros((2, 1)), name=f"w{number}") for number in range(2)]
+    table = tf.Variable(np.zeros((3, 2)), name="table")
+
+    def step(x):
+        with tf.GradientTape(persistent=True) as tape:
+            rows = tf.gather(table, tf.cast(x[:, 0] > 0, tf.int64))
+            first = tf.reduce_mean((x @ weights[0] + tf.reduce_sum(rows, axis=1, keepdims=True)) ** 2)
+            second = tf.reduce_mean((x @ weights[1]) ** 2 + x @ weights[0])
+        for weight in weights:
+            weight.assign_sub(0.1 * tape.gradient(second, weight))
+        rows = tape.gradient(first, table)
+        table.scatter_sub(tf.IndexedSlices(0.1 * rows.values, rows.indices))
+        each = tf.reduce_mean(x, axis=0)
+        return first, second, first, each, 2.0 * second, tf.reduce_max(x, axis=1)
+
+    item = steps.capture(step, tf.ones([4, 2], tf.float64)).item
+    carried = [one.outputs for one in groups(programs.after("combine", item, programs.place(1, 1)))]
+    assert len(carried[0]) >= 4, "without them the test is of nothing"
+    random = np.random.default_rng(0)
+    feeds = [{item.inputs[0].name: random.normal(size=(count, 2))} for count in (7, 4, 1)]
+    initial = {one.name: random.normal(size=one.shape) for one in item.variables}
+    one, expected = programs.run_steps(item, programs.place(1), feeds, initial)
+    three, results = programs.run_steps(item, programs.place(3), feeds, initial, fetch_reduction=fetch_reduction)
+    for replica in three:
+        for name, value in one[0].items():
+            np.testing.assert_allclose(replica[name], value, rtol=1e-10, atol=1e-12)
+    for fetched, of_one in zip(results, expected, strict=True):
+        for value, known in zip(fetched, of_one, strict=True):
+            np.testing.assert_allclose(value, known, rtol=1e-10)
+
+
+def test_variables_of_one_group_may_differ_in_how_they_are_reduced():
+    item = programs.dense_and_sparse()
+    differing = {"table": AllReduceSynchronizer(sparse_as_dense=True), "a": AllReduceSynchronizer(bytes_per_pack=64)}
+    config = tuple(Node(one.name, differing.get(one.name, AllReduceSynchronizer())) for one in item.trainable_variables)
+    program = programs.after("order", item, programs.place(1, 1), Strategy(config, ("127.0.0.1:CPU:0",)))
+    assert sorted(reductions(program)) == [
+        "dense gradients of a",
+        "dense gradients of half",
+        "dense gradients of table, b",
+    ]
+
+
 @pytest.mark.parametrize(("bytes_per_pack", "launched"), [(0, 1), (8 * 144, 3), (8 * 48, 9)])
 def test_a_gradient_that_is_larger_than_a_buffer_is_reduced_in_pieces(bytes_per_pack, launched):
     item = three_layers(side=12)

@@ -63,7 +63,7 @@ def train(builder: StrategyBuilder, dtype: str, width: int) -> dict[str, np.ndar
 
 @pytest.mark.parametrize("cluster", [TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
 @pytest.mark.parametrize("width", [3, 4])
-@pytest.mark.parametrize("builder", [AllReduce(), PSLoadBalancing()])
+@pytest.mark.parametrize("builder", [AllReduce(sparse_as_dense=False), PSLoadBalancing()])
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("kind", ["HorovodCompressor", "HorovodCompressorEF"])
 def test_half_precision_is_that_of_numpy(

@@ -62,8 +62,8 @@ def test_who_lives_but_does_not_come_is_waited_for_no_longer_than_the_timeout(
     cluster: Cluster, victim: int, tmp_path: Path
 ) -> None:
     cause = (
-        rf"worker {victim} \(127.0.0.{victim + 1}\) kept others waiting at step {STEPS}: 2 s \(timeout_seconds\) after "
-        rf"another it has not begun step {STEPS + 1} of all workers, while worker {1 - victim} "
+        rf"worker {victim} \(127.0.0.{victim + 1}\) kept others waiting at step {STEPS}: 2 s after another it has not "
+        rf"begun step {STEPS + 1} of all workers, with timeout_seconds 2, while worker {1 - victim} "
         rf"\(127.0.0.{2 - victim}\) waited for it to combine dense gradients of weights\n"
     )
     with pytest.raises(CaseFailedError, match=cause):

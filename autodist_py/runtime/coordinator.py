@@ -222,15 +222,15 @@ class Coordinator:
             if self._all_left:
                 return []
             others = self._reports.ranks - self._released.keys() - self._lost
+            silent = self._reports.silent(others - {_CHIEF})
+            for rank, detail in silent.items():
+                self._miss(rank, "stopped answering", detail)
             behind = self._reports.behind(others - self._left)
             if behind is not None:
                 self._miss(behind[0], "kept others waiting", behind[1])
             for rank in sorted(self._lost):
                 if self._waiting_for(rank):
                     self._miss(rank, "was lost", "the others went on without it, and now need it")
-            silent = self._reports.silent(others - {_CHIEF})
-            for rank, detail in silent.items():
-                self._miss(rank, "stopped answering", detail)
             return sorted(silent)
 
     # -- Under the lock -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Coordinators of two workers, called from threads as workers do."""
+"""Coordinators of two workers or three, called from threads as workers do."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -7,10 +7,11 @@ from autodist_py.proto.errors import ClusterError
 from autodist_py.runtime.coordinator import Coordinator
 
 ADDRESSES = ("127.0.0.1", "127.0.0.2")
+THREE = (*ADDRESSES, "127.0.0.3")
 
 
-def make_coordinator(heartbeat_timeout=5.0):
-    return Coordinator(ADDRESSES, run_id="run", seed=7, fingerprint="spec", heartbeat_timeout=heartbeat_timeout)
+def make_coordinator(heartbeat_timeout=5.0, addresses=ADDRESSES):
+    return Coordinator(addresses, run_id="run", seed=7, fingerprint="spec", heartbeat_timeout=heartbeat_timeout)
 
 
 def both(call):
@@ -26,9 +27,11 @@ def both(call):
         return list(threads.map(result, (0, 1)))
 
 
-def joined(heartbeat_timeout=5.0):
-    coordinator = make_coordinator(heartbeat_timeout)
-    both(lambda rank: coordinator.join(rank, f"host:{rank}", fingerprint="spec", timeout=5))
+def joined(heartbeat_timeout=5.0, addresses=ADDRESSES):
+    coordinator = make_coordinator(heartbeat_timeout, addresses)
+    with ThreadPoolExecutor(len(addresses)) as threads:
+        ranks = range(len(addresses))
+        list(threads.map(lambda rank: coordinator.join(rank, f"host:{rank}", fingerprint="spec", timeout=5), ranks))
     return coordinator
 
 

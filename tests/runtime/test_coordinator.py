@@ -10,7 +10,7 @@ import pytest
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
 from autodist_py.runtime.calls import Membership
 from autodist_py.runtime.coordinator import Coordinator
-from tests.runtime.coordinators import ADDRESSES, both, exchange, joined, make_coordinator, until
+from tests.runtime.coordinators import THREE, both, exchange, joined, make_coordinator, until
 
 pytestmark = pytest.mark.alone
 
@@ -175,9 +175,6 @@ def test_a_step_that_another_script_did_not_reach_ends_the_run():
 
     assert cause is not None and "worker 0 (127.0.0.1) ended its script at step 5: worker 1 went on to step 6" in cause
     assert isinstance(leaving.exception(5), WorkerFailedError)
-
-
-THREE = (*ADDRESSES, "127.0.0.3")
 
 
 def apart(expendable, *, goes_on=True):

@@ -8,7 +8,7 @@ import pytest
 from autodist_py.runtime import reports
 from autodist_py.runtime.coordinator import Coordinator
 from autodist_py.runtime.waits import Waits
-from tests.runtime.coordinators import ADDRESSES, joined
+from tests.runtime.coordinators import ADDRESSES, THREE, joined
 
 W = "dense gradients of w"
 AT_LAST = "while worker {} ({}) was in a step that combines dense gradients of w"
@@ -115,8 +115,49 @@ def test_others_are_kept_waiting_no_longer_than_the_limit(behind):
 
     assert 0.5 < took < 3.0
     assert coordinator.cause == (
-        f"worker {behind} (127.0.0.{behind + 1}) kept others waiting at step 7: 0.5 s (timeout_seconds) after another "
-        f"it has not begun step 8 of all workers, {AT_LAST.format(1 - behind, ADDRESSES[1 - behind])}"
+        f"worker {behind} (127.0.0.{behind + 1}) kept others waiting at step 7: 0.5 s after another it has not begun "
+        f"step 8 of all workers, with timeout_seconds 0.5, {AT_LAST.format(1 - behind, ADDRESSES[1 - behind])}"
+    )
+
+
+def test_who_waits_for_a_silent_worker_in_an_earlier_step_is_not_the_one_that_is_missing():
+    coordinator = joined(heartbeat_timeout=60.0, addresses=THREE)
+    coordinator.heartbeat(2, 7, Waits(7, 0.2, W))  # It is cut when worker 0 has its part of step 7, and 1 has not.
+
+    def beat():
+        coordinator.heartbeat(0, 8, Waits(8, 0.2, W))
+        coordinator.heartbeat(1, 7, Waits(7, 0.2, W))
+
+    until_failed(coordinator, beat)
+
+    assert str(coordinator.cause).startswith("worker 2 (127.0.0.3) stopped answering at step 7: no heartbeat for 0.5 s")
+
+
+def test_who_is_late_is_not_taken_while_another_misses_its_heartbeats():
+    coordinator = joined(heartbeat_timeout=60.0, addresses=THREE)
+    coordinator.heartbeat(2, 7, Waits(7, 0.2))
+
+    def beat():
+        coordinator.heartbeat(0, 8, Waits(8, 0.2, W))
+        coordinator.heartbeat(1, 7, Waits(7, 0.2))
+
+    until_failed(coordinator, beat)
+
+    assert str(coordinator.cause).startswith("worker 2 (127.0.0.3) stopped answering at step 7")
+
+
+def test_who_hangs_in_an_earlier_step_keeps_others_waiting_for_no_longer_than_a_silence_may_last():
+    coordinator = joined(heartbeat_timeout=60.0)
+
+    def beat():
+        coordinator.heartbeat(0, 8, Waits(8, 0.2, W))
+        coordinator.heartbeat(1, 7, Waits(7, 0.2, W))
+
+    took = until_failed(coordinator, beat)
+
+    assert took > 0.5
+    assert str(coordinator.cause).startswith(
+        "worker 1 (127.0.0.2) kept others waiting at step 7: 0.5 s after another it has not begun step 8"
     )
 
 

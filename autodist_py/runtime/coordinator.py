@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, NoReturn
 
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
 from autodist_py.runtime.calls import Membership, Pulse
@@ -22,6 +23,8 @@ LEAVING = "leaving/"
 _log = logging.getLogger(__name__)
 
 _EXIT_CODE_SECONDS = 3.0
+"""How long the exit code of a script that ended too early is waited for."""
+
 _NO_WAITS = Waits()
 _CHIEF = 0
 
@@ -54,6 +57,14 @@ class _Suspicion:
         return self.what
 
 
+class _Leaver(NamedTuple):
+    """A worker whose script ended too early, who needs it, and until when its exit code may come."""
+
+    rank: int
+    detail: str
+    until: float
+
+
 class Coordinator:
     """One run of the workers at `addresses` (by rank). It implements CoordinatorCalls.
 
@@ -76,6 +87,7 @@ class Coordinator:
         self._changed = threading.Condition()
         self._cause: str | None = None
         self._suspicion: _Suspicion | None = None
+        self._leaver: _Leaver | None = None
         self._servers: dict[int, str] = {}
         self._steps: dict[int, int] = {}
         self._reports = Reports(heartbeat_timeout)
@@ -151,7 +163,7 @@ class Coordinator:
             ended = {other: self._steps[other] for other in self._left} | self._leaving()
             behind = [other for other, last in ended.items() if step > last]
             if behind and self._cause is None and self._expendable is None:
-                self._fail_of_leaver(min(behind), f"worker {rank} went on to step {step}", raises=False)
+                self._release(min(behind), f"worker {rank} went on to step {step}")
             if self._suspicion is not None:
                 self._suspicion.asked -= {rank} - self._suspicion.untold
                 self._settle()
@@ -302,8 +314,12 @@ class Coordinator:
         self._changed.notify_all()
 
     def _settle(self, *, at_once: bool = False) -> None:
-        """A suspicion is the cause, when it is known what others wait in, or will not be known."""
-        if self._suspicion is None or self._cause is not None:
+        """A suspicion is the cause, when it is known what others wait in, or will not be known; else one that left."""
+        if self._cause is not None:
+            return
+        if self._suspicion is None:
+            if self._leaver is not None and time.monotonic() >= self._leaver.until:
+                self._fail(self._leaver.rank, "ended its script", self._leaver.detail)
             return
         waiting = self._waiting_for(self._suspicion.rank)
         rank, waits = next(iter(waiting.items()), (0, _NO_WAITS))
@@ -322,10 +338,9 @@ class Coordinator:
 
     @property
     def _period(self) -> float:
-        """How long a heartbeat is held back."""
-        if self._suspicion is None:
-            return self._reports.period
-        return max(0.0, self._suspicion.until - time.monotonic())
+        """How long a heartbeat is held back; never so long that who waits hears nothing of the chief."""
+        until = [pending.until for pending in (self._suspicion, self._leaver) if pending is not None]
+        return max(0.0, min([self._reports.period, *(each - time.monotonic() for each in until)]))
 
     def _told(self, rank: int, event: str, detail: str) -> str:
         return f"worker {rank} ({self._addresses[rank]}) {event} {self._when(rank)}: {detail}"
@@ -338,6 +353,8 @@ class Coordinator:
         if rank not in self._lost:
             self._lost.add(rank)
             _log.warning("%s. The others go on without it", what)
+        if self._leaver is not None and self._leaver.rank in self._lost:
+            self._leaver = None
         self._changed.notify_all()
         return True
 
@@ -347,16 +364,19 @@ class Coordinator:
         step = self._steps.get(rank)
         return f"at step {step}" if step else "before its first step"
 
-    def _fail_of_leaver(self, rank: int, need: str, *, raises: bool = True) -> None:
-        """The run fails as `rank` has left: by its exit code when there is one soon, else because others need it."""
+    def _release(self, rank: int, need: str) -> _Leaver:
+        """The run is to fail as `rank` has left: by its exit code when there is one soon, else as others need it."""
         detail = f"{need}, and a synchronous run needs every worker to the end"
         self._released.setdefault(rank, detail)
+        if self._leaver is None:
+            self._leaver = _Leaver(rank, detail, time.monotonic() + (_EXIT_CODE_SECONDS if rank != _CHIEF else 0.0))
         self._changed.notify_all()
-        if rank != _CHIEF:
-            self._changed.wait_for(lambda: self._cause or self._suspicion, _EXIT_CODE_SECONDS)
-        cause = self._fail(rank, "ended its script", detail)
-        if raises:
-            raise WorkerFailedError(cause)
+        return self._leaver
+
+    def _fail_of_leaver(self, rank: int, need: str) -> NoReturn:
+        leaver = self._release(rank, need)
+        self._changed.wait_for(lambda: self._cause or self._suspicion, max(0.0, leaver.until - time.monotonic()))
+        raise WorkerFailedError(self._fail(leaver.rank, "ended its script", leaver.detail))
 
     def _names(self, ranks: Iterable[int]) -> str:
         return ", ".join(f"worker {rank} ({self._addresses[rank]})" for rank in sorted(ranks))

@@ -10,6 +10,7 @@ import pytest
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
 from autodist_py.runtime.calls import Membership
 from autodist_py.runtime.coordinator import Coordinator
+from autodist_py.runtime.waits import LEAST_SILENCE_SECONDS, Waits
 from tests.runtime.coordinators import THREE, both, exchange, joined, make_coordinator, until
 
 pytestmark = pytest.mark.alone
@@ -159,10 +160,28 @@ def test_a_step_that_one_did_not_reach_ends_the_run_with_its_exit_code_at_once()
     threading.Thread(target=leave_and_exit).start()
     time.sleep(0.2)
     begun = time.monotonic()
-    going_on = ThreadPoolExecutor(1).submit(coordinator.heartbeat, 0, 6)
+    while (cause := coordinator.heartbeat(0, 6).cause) is None and time.monotonic() < begun + 5:
+        pass
 
-    assert str(going_on.result(5).cause).startswith("worker 1 (127.0.0.2) ended at step 5: exit code 3")
+    assert str(cause).startswith("worker 1 (127.0.0.2) ended at step 5: exit code 3")
     assert time.monotonic() - begun < 2.0
+
+
+def test_who_waits_hears_of_the_chief_while_that_one_waits_for_the_exit_code_of_one_that_left():
+    coordinator = joined(addresses=THREE)
+    leaving = ThreadPoolExecutor(1).submit(coordinator.leave, 1, 5)
+    until(lambda: coordinator._left)
+
+    begun, cause, longest = time.monotonic(), None, 0.0
+    while cause is None and time.monotonic() < begun + 10:
+        asked = time.monotonic()
+        cause = coordinator.heartbeat(2, 6, Waits(6, 2.0, "dense gradients of w")).cause
+        longest = max(longest, time.monotonic() - asked)
+
+    assert longest < LEAST_SILENCE_SECONDS / 2
+    assert time.monotonic() - begun > 2.0
+    assert str(cause).startswith("worker 1 (127.0.0.2) ended its script at step 5: worker 2 went on to step 6")
+    leaving.result(5)
 
 
 def test_a_step_that_another_script_did_not_reach_ends_the_run():

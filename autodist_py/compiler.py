@@ -120,7 +120,7 @@ class Compiler:
         self.broadcast_initial_values(variables)
         chosen = self._with_engine(item, strategy, name)
         if self.cluster.num_workers > 1 and horovod.is_asked_for(chosen):
-            horovod.start(self.cluster, self._resources, self._key, timeout=strategy.timeout_seconds)
+            horovod.start(self.cluster, self._resources, self._key)
         channel = f"{self.cluster.run_id}/{self._key('channel')}"
         options = replace(
             self._options,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from os import kill
+from os import environ, kill
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +265,54 @@ def test_that_a_timeline_is_without_it_is_said(cluster: Cluster, tmp_path: Path)
     assert of_other == []
 
 
+class Started:
+    """Horovod as worker 1 of two meets it, and the cluster that it is started in; both note what is done."""
+
+    rank, num_workers, is_chief, heartbeat_timeout = 1, 2, False, 60.0
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.variables: dict[str, str] = {}
+        self.shutdown = lambda: None
+
+    def compare(self, key: str, value: bytes) -> dict[int, bytes]:
+        self.done.append(key)
+        return {0: b"127.0.0.1:1234" if key == "rendezvous" else value, 1: value}
+
+    def barrier(self, key: str) -> None:
+        self.done.append(key)
+
+    def on_failure(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        return lambda: None
+
+    def is_initialized(self) -> bool:
+        return "init" in self.done
+
+    def init(self) -> None:
+        self.done.append("init")
+        self.variables = {name: value for name, value in environ.items() if name.startswith("HOROVOD_")}
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """As it is after `start`."""
+    both: Any = Started()
+    monkeypatch.setattr(horovod_adapter, "library", lambda: both)
+    monkeypatch.setattr(socket, "gethostname", lambda: "127.0.0.2")
+    nodes = (NodeSpec("127.0.0.1", chief=True), NodeSpec("127.0.0.2"))
+    horovod.start(both, ResourceSpec(nodes), lambda word: word)
+    return both
+
+
+def test_it_starts_when_every_worker_is_about_to(started: Started) -> None:
+    assert started.done == ["horovod", "rendezvous", "init", "horovod started"]
+    assert started.variables["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "1234"
+
+
+def test_it_waits_for_a_silent_worker_longer_than_its_heartbeat_may_be_missing(started: Started) -> None:
+    assert int(started.variables["HOROVOD_GLOO_TIMEOUT_SECONDS"]) == started.heartbeat_timeout + 1
+
+
 # -- The graph ---------------------------------------------------------------------------------------------------------
 
 
@@ -380,7 +428,7 @@ WAITED = (
     ],
     ids=["killed", "stopped-timeout", "stopped"],
 )
-def test_a_worker_that_is_killed_or_stands_still_ends_the_run_with_one_cause_that_the_step_raises(
+def test_a_worker_that_is_killed_or_stands_still_ends_the_run_with_one_cause(
     start: Start, number: signal.Signals, timeout: float, words: str
 ) -> None:
     run = start(timeout=timeout)
@@ -390,7 +438,8 @@ def test_a_worker_that_is_killed_or_stands_still_ends_the_run_with_one_cause_tha
     assert run.end(20.0) == 1, run.text
     assert time.monotonic() - began < 12.0, run.text
     assert re.fullmatch(rf"worker 1 \(127.0.0.2\) {words}{WAITED}", run.causes[0]), run.text
-    assert f"raised WorkerFailedError {run.causes[0]}" in run.lines, run.text
+    if not timeout:  # With one the grace period may end the process first.
+        assert f"raised WorkerFailedError {run.causes[0]}" in run.lines, run.text
 
 
 @is_installed
@@ -400,7 +449,8 @@ def test_a_step_raises_when_a_worker_lives_but_does_not_come(start: Start) -> No
     run = start(timeout=2.0, sleeps=30)
     assert run.end(60.0) == 1, run.text
     words = (
-        r"kept others waiting at step 30: 2 s \(timeout_seconds\) after another it has not begun step 31 of all workers"
+        "kept others waiting at step 30: 2 s after another it has not begun step 31 of all workers, with "
+        "timeout_seconds 2"
     )
     assert re.fullmatch(rf"worker 1 \(127.0.0.2\) {words}{WAITED}", run.causes[0]), run.text
     assert f"raised WorkerFailedError {run.causes[0]}" in run.lines, run.text
@@ -465,7 +515,7 @@ def test_a_host_whose_own_name_does_not_serve_is_refused_before_horovod_ends_its
     monkeypatch.setattr(socket, "gethostname", lambda: "pluto")
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     with pytest.raises(ClusterError, match=rf"worker 0 \({address}\): Horovod needs a host .*{words}"):
-        horovod.start(SoloCluster(), ResourceSpec((NodeSpec(address),)), str, timeout=0.0)
+        horovod.start(SoloCluster(), ResourceSpec((NodeSpec(address),)), str)
 
 
 @is_installed
@@ -473,7 +523,7 @@ def test_a_chief_at_whose_address_the_rendezvous_cannot_listen_is_refused() -> N
     with pytest.raises(
         ClusterError, match=r"worker 0 \(::1\): .* the chief's IPv4 address. Received: ::1: .* AUTO or RING"
     ):
-        horovod.start(SoloCluster(), ResourceSpec((NodeSpec("::1"),)), str, timeout=0.0)
+        horovod.start(SoloCluster(), ResourceSpec((NodeSpec("::1"),)), str)
 
 
 def test_what_it_does_not_carry_is_refused_by_the_variables_name() -> None:

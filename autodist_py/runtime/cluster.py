@@ -92,8 +92,9 @@ class Cluster(Protocol):
         """
         ...
 
-    def patience(self, seconds: float) -> float:
-        """For how many seconds a worker may be silent, while others wait for it with this limit, before it is lost."""
+    @property
+    def heartbeat_timeout(self) -> float:
+        """For how many seconds a worker may be silent before it is lost, where no step has a shorter limit."""
         ...
 
     def stopped_in(self, what: str) -> None:
@@ -153,6 +154,7 @@ class SoloCluster:
     rank = 0
     num_workers = 1
     is_chief = True
+    heartbeat_timeout = math.inf
 
     def __init__(self) -> None:
         self.run_id = secrets.token_hex(6)
@@ -203,10 +205,6 @@ class SoloCluster:
     def together(self, seconds: float, what: str) -> AbstractContextManager[None]:
         """See Cluster. Nobody is waited for."""
         return nullcontext()
-
-    def patience(self, seconds: float) -> float:
-        """See Cluster. Nobody is waited for."""
-        return math.inf
 
     def stopped_in(self, what: str) -> None:
         """See Cluster."""

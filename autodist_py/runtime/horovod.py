@@ -5,8 +5,9 @@ each other, runs in the chief's process meanwhile. How ops are made is `kernel/h
 
 A worker that ends breaks the others' connections: all-reduces then raise one of TensorFlow's errors on them. Where one
 lives but does not come, Horovod is shut down when the run fails, on all workers alike, and all-reduces raise. One that
-is silent holds up Horovod's own thread, which takes no order then; it gives up by itself after as long as the silence
-may last, and a little more, so that all-reduces raise when the cause is known.
+is silent holds up Horovod's own thread, which takes no order then; it gives up by itself after the heartbeat's timeout,
+and a little more, so that all-reduces raise when the cause is known. It listens between steps, too, where a program's
+`timeout_seconds` does not count, so it cannot give up as early as that; then the grace period ends the process.
 """
 
 import atexit
@@ -45,7 +46,7 @@ def is_asked_for(strategy: Strategy) -> bool:
 def obstacle(cluster: Cluster, resources: ResourceSpec, key: Callable[[str], str]) -> AutoDistError | None:
     """The error that `start` raises, for the first worker that has a reason: all are told the same. None: it starts.
 
-    Every worker calls it; the arguments are those of `start`, but for the timeout.
+    Every worker calls it; the arguments are those of `start`.
     """
     own = b""
     try:
@@ -75,14 +76,13 @@ def _require_startable(cluster: Cluster, resources: ResourceSpec) -> None:
         )
 
 
-def start(cluster: Cluster, resources: ResourceSpec, key: Callable[[str], str], *, timeout: float) -> None:
+def start(cluster: Cluster, resources: ResourceSpec, key: Callable[[str], str]) -> None:
     """Horovod is initialized on every worker, each of which calls this; nothing more is done where it is.
 
     Args:
         cluster: the workers.
         resources: their nodes.
         key: makes a key for something that all workers do together, of a word for it.
-        timeout: `timeout_seconds` of the program. Horovod's patience with a silent worker is that of the first one.
 
     Raises:
         StrategyError: a worker has no Horovod for its TensorFlow.
@@ -97,8 +97,10 @@ def start(cluster: Cluster, resources: ResourceSpec, key: Callable[[str], str], 
         return
     node = resources.workers[cluster.rank]
     with _rendezvous(library, cluster, resources) as address:
-        host, _, port = cluster.agree(key("rendezvous"), address.encode()).decode().rpartition(":")
-        with _environment(_variables(cluster, node, host, port, cluster.patience(timeout))):
+        # Who starts waits for others no longer than in a step, and missing one ends the process: so all start together.
+        everyone = cluster.compare(key("rendezvous"), address.encode())
+        host, _, port = everyone[0].decode().rpartition(":")
+        with _environment(_variables(cluster, node, host, port)):
             try:
                 library.init()
             except ValueError as error:
@@ -169,10 +171,10 @@ def _rendezvous(library: Any, cluster: Cluster, resources: ResourceSpec) -> Iter
         server.server_close()
 
 
-def _variables(cluster: Cluster, node: NodeSpec, host: str, port: str, patience: float) -> Mapping[str, str]:
+def _variables(cluster: Cluster, node: NodeSpec, host: str, port: str) -> Mapping[str, str]:
     """What Horovod reads when it starts. A node is one worker, so each worker is the only one of its host."""
     return {
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(patience) + _LATER_SECONDS),
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(cluster.heartbeat_timeout) + _LATER_SECONDS),
         "HOROVOD_HOSTNAME": node.address,
         "HOROVOD_RANK": str(cluster.rank),
         "HOROVOD_SIZE": str(cluster.num_workers),

@@ -22,7 +22,7 @@ from autodist_py.runtime.launcher import secret_from_input
 from autodist_py.runtime.ports import HeldPort, host_and_port
 from autodist_py.runtime.process import observe_script, one_line
 from autodist_py.runtime.service import ChiefLostError, CoordinatorClient
-from autodist_py.runtime.waits import PROMPT_SECONDS, OwnWaits, Waits
+from autodist_py.runtime.waits import PROMPT_SECONDS, OwnWaits
 from autodist_py.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class WorkerCluster:
         self._client = client
         self._waits = OwnWaits()
         self._exit_grace = settings.exit_grace
-        self._heartbeat_timeout = settings.heartbeat_timeout
+        self.heartbeat_timeout = settings.heartbeat_timeout
         self._lock = threading.Lock()
         self._cause: str | None = None
         self._failed = threading.Event()
@@ -182,10 +182,6 @@ class WorkerCluster:
     def together(self, seconds: float, what: str) -> AbstractContextManager[None]:
         """See Cluster."""
         return self._waits.together(seconds, what)
-
-    def patience(self, seconds: float) -> float:
-        """See Cluster."""
-        return min(self._heartbeat_timeout, Waits(seconds=seconds).silence)
 
     def stopped_in(self, what: str) -> None:
         """See Cluster."""

@@ -28,8 +28,9 @@ class AllReduce:
             finishes them; a larger gradient is reduced in pieces. 0: the size found best (docs/performance.md).
         timeout_seconds: how long a step waits for a worker that has not begun it, or that is not heard of in the middle
             of it: then 2 s at least, and no longer than AUTODIST_HEARTBEAT_TIMEOUT, after which a silent worker is lost
-            anyway. Within one more second every worker raises, and names the worker and the variables of the group for
-            which it was waited. 0: as long as the worker's heartbeats come.
+            anyway. Within two more seconds every worker raises, and names the worker and the variables of the group for
+            which it was waited (a step that waits in HOROVOD may be ended instead, with that as the last line). 0: as
+            long as the worker's heartbeats come.
         sparse_as_dense: whether sparse gradients travel as dense ones, and then with any compressor. None: where that
             is fewer bytes, by the shape of the table and the size of the first batch (docs/performance.md), and the
             update adds rows up, as plain SGD's does. True is refused for a table whose update does more.

@@ -15,8 +15,8 @@ PROMPT_SECONDS = 0.25
 LEAST_SILENCE_SECONDS = 2.0
 """A shorter silence is no sign of anything: a busy machine falls silent for longer than a heartbeat takes."""
 
-STOPPING_SECONDS = 0.5
-"""How long a step may take to say in which collective it was stopped."""
+STOPPING_SECONDS = 1.5
+"""How long a step may take to say in which collective it was stopped; on a busy machine that takes a while."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,6 +312,7 @@ class WorkerCluster:
                 self._waits.answered()
                 if pulse.suspicion is not None:
                     self._stop_step(pulse.suspicion)
+                    self._waits.answered()  # While it found out it asked nothing.
                 if pulse.cause is not None:
                     self._fail(pulse.cause)
                 for rank in pulse.lost:

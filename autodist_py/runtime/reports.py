@@ -66,7 +66,7 @@ class Reports:
             self._last = {rank: last.later(late) for rank, last in self._last.items()}
 
     def behind(self, ranks: Collection[int]) -> tuple[int, str] | None:
-        """Which of these lives but keeps others waiting, and how; none, until it has said so after the limit.
+        """Which of these lives but keeps others of them waiting, and how; none, until it has said so after the limit.
 
         One that is itself in an earlier step may wait for another: it has as long as a silence may last. While one of
         these misses a heartbeat nobody is behind: a worker that is silent may be what all others wait for.
@@ -74,7 +74,7 @@ class Reports:
         if any(time.monotonic() - self._last[rank].seen > 2 * self.period for rank in ranks):
             return None
         late = sorted(ranks, key=lambda rank: (bool(self._last[rank].waits.what), self._last[rank].waits.step, rank))
-        for last in self._last.values():
+        for last in (self._last[rank] for rank in ranks):
             step, seconds = last.waits.step, last.waits.seconds
             for rank in late if last.limits else ():
                 other = self._last[rank]

@@ -82,6 +82,7 @@ class StepProgram:
                 if where:
                     failure.add_note(f"while this worker waited for the others to combine {where}")
                 raise failure from error
+            self._cluster.stopped_in("")  # The script may go on, and waits for nobody meanwhile.
             if data_error is None and self._messages is not None:
                 self._messages.close()  # What this step has sent belongs to no other.
                 self._copies.after_failed_step()

@@ -2,9 +2,15 @@
 
 import threading
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import tensorflow as tf
 
+from autodist_py.kernel.program import Launch
+from autodist_py.programs import StepProgram
+from autodist_py.runtime.cluster import SoloCluster
 from autodist_py.runtime.waits import LEAST_SILENCE_SECONDS, PROMPT_SECONDS, OwnWaits, Waits
 
 W = "dense gradients of w"
@@ -50,6 +56,33 @@ def test_a_step_that_another_has_stopped_still_waits():
     assert looks(waits) < LEAST_SILENCE_SECONDS / PROMPT_SECONDS
     with waits.together(1.0, W):
         assert waits.now == Waits(2, 1.0, W)
+
+
+class Waiting(SoloCluster):
+    """A cluster of which one worker's waits are known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = OwnWaits()
+        self.together = self.waits.together
+        self.stopped_in = self.waits.stopped_in
+
+
+class Raising:
+    """What runs a program whose one collective raises."""
+
+    def run(self, feeds):
+        raise tf.errors.InternalError(None, None, "no memory [{{node sum}}]")
+
+
+def test_a_worker_whose_run_goes_on_after_a_step_has_raised_waits_for_nobody():
+    cluster = Waiting()
+    nothing: Any = SimpleNamespace(before_step=lambda: None)
+    step = StepProgram(Raising(), cluster, lambda feeds: None, nothing, launches=[Launch(("sum",), (0,), W)])
+    with pytest.raises(tf.errors.InternalError):
+        step.run([])
+
+    assert cluster.waits.now == Waits(1, 0.0)
 
 
 @pytest.mark.alone

@@ -17,14 +17,19 @@ def library() -> Any:
     """The module of Horovod's ops for TensorFlow.
 
     Raises:
-        StrategyError: it is not installed, or built for another TensorFlow.
+        StrategyError: it is not installed, or built for another TensorFlow, or cannot be read or loaded.
     """
     found = find_spec("horovod")
     if found is None or found.origin is None:
         raise StrategyError(f"all_reduce_spec HOROVOD needs Horovod, which is not installed; {_WAY_OUT}")
     built_for = "none"
-    with suppress(FileNotFoundError):  # Its native part was left out.
-        built_for = json.loads(Path(found.origin).with_name("metadata.json").read_text()).get("tensorflow", "none")
+    try:
+        with suppress(FileNotFoundError):  # Its native part was left out.
+            built_for = json.loads(Path(found.origin).with_name("metadata.json").read_text()).get("tensorflow", "none")
+    except (OSError, ValueError, AttributeError) as error:
+        raise StrategyError(
+            f"all_reduce_spec HOROVOD needs Horovod, whose metadata.json cannot be read: {error}; {_WAY_OUT}"
+        ) from error
     if built_for != tf.__version__:
         raise StrategyError(
             "all_reduce_spec HOROVOD needs a Horovod that is built for this TensorFlow. Received: one for TensorFlow "
@@ -32,7 +37,7 @@ def library() -> Any:
         )
     try:
         from horovod.tensorflow import mpi_ops
-    except (ImportError, tf.errors.OpError) as error:
+    except (ImportError, OSError, AttributeError, tf.errors.OpError) as error:
         raise StrategyError(
             f"all_reduce_spec HOROVOD needs Horovod, which cannot be loaded: {error}; {_WAY_OUT}"
         ) from error

@@ -494,6 +494,33 @@ def test_a_strategy_that_asks_for_one_of_another_tensorflow_is_refused(
         launched()
 
 
+@pytest.mark.parametrize("metadata", ["{", "[]"])
+def test_one_whose_metadata_cannot_be_read_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, metadata: str
+) -> None:
+    (tmp_path / "horovod").mkdir()
+    (tmp_path / "horovod" / "__init__.py").touch()
+    (tmp_path / "horovod" / "metadata.json").write_text(metadata)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "horovod", raising=False)
+    with pytest.raises(StrategyError, match=r"whose metadata.json cannot be read: .*" + WAY_OUT):
+        horovod_adapter.library()
+
+
+@pytest.mark.parametrize("error", ["OSError('no such symbol')", "AttributeError('no such symbol')"])
+def test_one_that_cannot_be_loaded_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: str) -> None:
+    (tmp_path / "horovod" / "tensorflow").mkdir(parents=True)
+    (tmp_path / "horovod" / "__init__.py").touch()
+    (tmp_path / "horovod" / "tensorflow" / "__init__.py").write_text(f"raise {error}")
+    (tmp_path / "horovod" / "metadata.json").write_text(f'{{"tensorflow": "{tf.__version__}"}}')
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in {"horovod", *(name for name in sys.modules if name.partition(".")[0] == "horovod")}:
+        monkeypatch.setitem(sys.modules, name, None)  # So that it is afterwards as before, also where it is not there.
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(StrategyError, match="cannot be loaded: no such symbol" + WAY_OUT):
+        horovod_adapter.library()
+
+
 @is_installed
 @pytest.mark.parametrize(
     ("address", "found", "words"),
@@ -524,6 +551,15 @@ def test_a_chief_at_whose_address_the_rendezvous_cannot_listen_is_refused() -> N
         ClusterError, match=r"worker 0 \(::1\): .* the chief's IPv4 address. Received: ::1: .* AUTO or RING"
     ):
         horovod.start(SoloCluster(), ResourceSpec((NodeSpec("::1"),)), str)
+
+
+@is_installed
+def test_a_rendezvous_that_cannot_listen_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(horovod_adapter.library(), "is_initialized", lambda: False)
+    monkeypatch.setattr(horovod, "_require_startable", lambda cluster, resources: None)
+    words = r"rendezvous listens at the chief's IPv4 address. Received: 192.0.2.1, \[Errno \d+\] .*; Give the chief one"
+    with pytest.raises(ClusterError, match=words):
+        horovod.start(SoloCluster(), ResourceSpec((NodeSpec("192.0.2.1"),)), str)
 
 
 def test_what_it_does_not_carry_is_refused_by_the_variables_name() -> None:

@@ -31,6 +31,8 @@ from autodist_py.runtime.ports import bind_error
 _LATER_SECONDS = 1
 """How much longer Horovod waits for a silent worker than the cluster, which can name it."""
 
+_OTHER_ADDRESS = "Give the chief one in the resource spec, or use all_reduce_spec AUTO or RING"
+
 _KINDS = {kind.__name__: kind for kind in (StrategyError, ClusterError)}
 """What is wrong with a worker: its Horovod, or its host."""
 
@@ -71,8 +73,8 @@ def _require_startable(cluster: Cluster, resources: ResourceSpec) -> None:
     problem = bind_error(socket.AF_INET, node.address) if cluster.is_chief else ""
     if problem:
         raise ClusterError(
-            f"Horovod's rendezvous listens at the chief's IPv4 address. Received: {node.address}: {problem}. Give the "
-            "chief one in the resource spec, or use all_reduce_spec AUTO or RING"
+            f"Horovod's rendezvous listens at the chief's IPv4 address. Received: {node.address}: {problem}. "
+            f"{_OTHER_ADDRESS}"
         )
 
 
@@ -161,7 +163,12 @@ def _rendezvous(library: Any, cluster: Cluster, resources: ResourceSpec) -> Iter
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     host = resources.chief.address
-    server = RendezvousHTTPServer((host, 0), RendezvousHandler, 0)
+    try:
+        server = RendezvousHTTPServer((host, 0), RendezvousHandler, 0)
+    except OSError as error:
+        raise ClusterError(
+            f"Horovod's rendezvous listens at the chief's IPv4 address. Received: {host}, {error}; {_OTHER_ADDRESS}"
+        ) from error
     thread = threading.Thread(target=server.serve_forever, name="autodist-horovod", daemon=True)
     thread.start()
     try:

@@ -11,6 +11,8 @@ from autodist_py.runtime.calls import Membership
 from autodist_py.runtime.service import ChiefLostError, CoordinatorClient, serve
 from tests.runtime.coordinators import both, exchange, make_coordinator, until
 
+pytestmark = pytest.mark.alone  # Some take a free port, and bind it later.
+
 
 @pytest.fixture
 def service():

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from autodist_py.runtime.waits import Waits
-
-_NO_WAITS = Waits()
+from autodist_py.runtime.waits import NO_WAITS, Waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class CoordinatorCalls(Protocol):
         """Values by rank: all of them (`everyone`), or the chief's only. The n-th calls with a key belong together."""
         ...
 
-    def heartbeat(self, rank: int, step: int, waits: Waits = _NO_WAITS) -> Pulse:
+    def heartbeat(self, rank: int, step: int, waits: Waits = NO_WAITS) -> Pulse:
         """Reports that the worker lives, and what it waits in; returns in a while, or when the run has failed."""
         ...
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
 from autodist_py.runtime.calls import Membership, Pulse
 from autodist_py.runtime.reports import Reports
-from autodist_py.runtime.waits import STOPPING_SECONDS, Waits
+from autodist_py.runtime.waits import NO_WAITS, STOPPING_SECONDS, Waits
 
 LEAVING = "leaving/"
 """What the keys of exchanges begin with at which workers take no further step; each gives its last step's number."""
@@ -25,7 +25,6 @@ _log = logging.getLogger(__name__)
 _EXIT_CODE_SECONDS = 3.0
 """How long the exit code of a script that ended too early is waited for."""
 
-_NO_WAITS = Waits()
 _CHIEF = 0
 
 
@@ -125,7 +124,7 @@ class Coordinator:
                     f"{self._names(missing)} did not join within {timeout:g} s: every worker's script must reach "
                     "AutoDist(...). See their output above; AUTODIST_JOIN_TIMEOUT gives a slow start more time."
                 )
-            self._reports.take(rank, _NO_WAITS)
+            self._reports.take(rank, NO_WAITS)
             servers = tuple(self._servers[each] for each in range(len(self._addresses)))
             return Membership(self._run_id, self._seed, servers)
 
@@ -154,7 +153,7 @@ class Coordinator:
                 )
             return self._answer(rank, key, current, needed)
 
-    def heartbeat(self, rank: int, step: int, waits: Waits = _NO_WAITS) -> Pulse:
+    def heartbeat(self, rank: int, step: int, waits: Waits = NO_WAITS) -> Pulse:
         """See CoordinatorCalls. Heartbeats of a worker that goes on while another has left may end the run."""
         with self._changed:
             self._reports.take(rank, waits)
@@ -322,7 +321,7 @@ class Coordinator:
                 self._fail(self._leaver.rank, "ended its script", self._leaver.detail)
             return
         waiting = self._waiting_for(self._suspicion.rank)
-        rank, waits = next(iter(waiting.items()), (0, _NO_WAITS))
+        rank, waits = next(iter(waiting.items()), (0, NO_WAITS))
         at_once |= self._all_left or bool(waits.stopped_in) or not (waiting or self._suspicion.asked)
         if at_once or time.monotonic() >= self._suspicion.until:
             self._cause = f"{self._suspicion.what}{waits.of(self._names([rank]))}"

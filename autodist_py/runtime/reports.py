@@ -21,8 +21,8 @@ class _Report(NamedTuple):
         return _Report(min(time.monotonic(), self.seen + seconds), self.waits, self.since + seconds)
 
     @property
-    def limits(self) -> bool:
-        """Whether its step is under way, and waits no longer than it was told."""
+    def has_limit(self) -> bool:
+        """Whether its step is under way, and has a limit for how long it waits."""
         return bool(self.waits.what and self.waits.seconds)
 
 
@@ -51,8 +51,8 @@ class Reports:
     @property
     def period(self) -> float:
         """How long a report is held back, and how often to look for those that are missing."""
-        has_limit = any(last.waits.seconds for last in self._last.values())
-        return min(PROMPT_SECONDS, HEARTBEAT_SECONDS) if has_limit else HEARTBEAT_SECONDS
+        is_limited = any(last.waits.seconds for last in self._last.values())
+        return min(PROMPT_SECONDS, HEARTBEAT_SECONDS) if is_limited else HEARTBEAT_SECONDS
 
     def catch_up(self) -> None:
         """Call it before `behind` and `silent`: what this machine itself stood still, or was late, does not count.
@@ -76,7 +76,7 @@ class Reports:
         late = sorted(ranks, key=lambda rank: (bool(self._last[rank].waits.what), self._last[rank].waits.step, rank))
         for last in (self._last[rank] for rank in ranks):
             step, seconds = last.waits.step, last.waits.seconds
-            for rank in late if last.limits else ():
+            for rank in late if last.has_limit else ():
                 other = self._last[rank]
                 limit = last.waits.silence if other.waits.what else seconds
                 if other.waits.step < step and other.seen - last.since > limit:
@@ -100,7 +100,7 @@ class Reports:
                 continue
             for other, last in self._last.items():
                 silence = last.waits.silence
-                is_waiting = other != rank and last.limits and now - last.seen <= silence < now - last.since
+                is_waiting = other != rank and last.has_limit and now - last.seen <= silence < now - last.since
                 if is_waiting and quiet > silence:
                     found[rank] = f"no heartbeat for {silence:g} s, with timeout_seconds {last.waits.seconds:g}"
         return found

@@ -15,7 +15,7 @@ from autodist_py.proto import coordinator_pb2_grpc as pb_grpc
 from autodist_py.proto.errors import AutoDistError, ClusterError, WorkerFailedError
 from autodist_py.runtime.calls import CoordinatorCalls, Membership, Pulse
 from autodist_py.runtime.ports import host_and_port
-from autodist_py.runtime.waits import Waits
+from autodist_py.runtime.waits import NO_WAITS, Waits
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,6 @@ _NO_SIZE_LIMIT = [("grpc.max_send_message_length", -1), ("grpc.max_receive_messa
 _TRIES_OFTEN = tuple((f"grpc.{which}_reconnect_backoff_ms", 1000) for which in ("initial", "min", "max"))
 """Who comes before the chief joins soon after it has come."""
 _REPLY_SECONDS = 10.0
-_NO_WAITS = Waits()
 
 
 class ChiefLostError(ClusterError):
@@ -185,7 +184,7 @@ class CoordinatorClient:
         reply = self._call(self._stub.Exchange, request, timeout + _REPLY_SECONDS)
         return {each: reply.values[each] for each in sorted(reply.values)}
 
-    def heartbeat(self, rank: int, step: int, waits: Waits = _NO_WAITS) -> Pulse:
+    def heartbeat(self, rank: int, step: int, waits: Waits = NO_WAITS) -> Pulse:
         """See CoordinatorCalls."""
         request = pb.HeartbeatRequest(
             rank=rank,

@@ -52,11 +52,15 @@ class Waits:
         return f", while {worker} was in a step that combines {self.what}" if self.what else ""
 
 
+NO_WAITS = Waits()
+"""Of a worker that has taken no step with others."""
+
+
 class OwnWaits:
     """This worker's `Waits`, kept by the thread that takes steps and read by those that keep up with the chief."""
 
     def __init__(self) -> None:
-        self.now = Waits()
+        self.now = NO_WAITS
         self._stopped = threading.Event()
         self._answers = 0
         self._looks = 0

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,8 +65,12 @@ class Waiting(SoloCluster):
     def __init__(self) -> None:
         super().__init__()
         self.waits = OwnWaits()
-        self.together = self.waits.together
-        self.stopped_in = self.waits.stopped_in
+
+    def together(self, seconds: float, what: str) -> AbstractContextManager[None]:
+        return self.waits.together(seconds, what)
+
+    def stopped_in(self, what: str) -> None:
+        self.waits.stopped_in(what)
 
 
 class Raising:
@@ -77,8 +82,10 @@ class Raising:
 
 def test_a_worker_whose_run_goes_on_after_a_step_has_raised_waits_for_nobody():
     cluster = Waiting()
+    raising: Any = Raising()
+    unchecked: Any = lambda feeds: None  # noqa: E731
     nothing: Any = SimpleNamespace(before_step=lambda: None)
-    step = StepProgram(Raising(), cluster, lambda feeds: None, nothing, launches=[Launch(("sum",), (0,), W)])
+    step = StepProgram(raising, cluster, unchecked, nothing, launches=[Launch(("sum",), (0,), W)])
     with pytest.raises(tf.errors.InternalError):
         step.run([])
 

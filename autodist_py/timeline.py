@@ -76,6 +76,7 @@ class Timeline:
             parts = {rank: json.loads(zlib.decompress(value)) for rank, value in everyone.items()}
             self._path.write_text(json.dumps({"traceEvents": list(_merged(parts)), "displayTimeUnit": "ms"}))
             _log.info("the timeline of steps %d to %d is in %s", FIRST_STEP, self._cluster.step, self._path)
+        self._cluster.barrier(f"{self._key}/written")  # Else the others' next step, and its limit, begin meanwhile.
 
     def _stopped(self, collectives: Mapping[str, str]) -> list[dict[str, Any]]:
         """What has been traced; nothing is any more."""

@@ -3,12 +3,14 @@
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autodist_py.timeline import FIRST_STEP, STEPS
+from autodist_py.runtime.cluster import SoloCluster
+from autodist_py.timeline import FIRST_STEP, STEPS, Timeline
 from tests.test_plan import AUTODIST, ROOT
 
 pytestmark = pytest.mark.alone
@@ -85,6 +87,37 @@ def test_collectives_run_while_back_propagation_does(events: list[dict[str, Any]
         if one["ts"] < other["ts"] + other["dur"] and other["ts"] < one["ts"] + one["dur"]
     ]
     assert together, "the last layer's gradient is reduced while the other layers' are computed"
+
+
+class Chief(SoloCluster):
+    """It notes what it waits for, and whether the file is there by then."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.waited: list[tuple[str, bool]] = []
+
+    def compare(self, key: str, value: bytes, *, timeout: float = 0.0) -> dict[int, bytes]:
+        self.waited.append((key, self.path.exists()))
+        return {0: value}
+
+    def barrier(self, key: str, *, timeout: float = 0.0) -> None:
+        self.waited.append((key, self.path.exists()))
+
+
+def trace(path: Path, steps: Sequence[int]) -> Chief:
+    """What the chief of a program has done that takes these of the steps."""
+    chief = Chief(path)
+    timeline = Timeline(path, chief, key="timeline", pause=lambda: None)
+    for chief.step in steps:
+        timeline.before_step()
+        timeline.after_step({})
+    timeline.close()
+    return chief
+
+
+def test_others_begin_no_step_while_the_chief_writes(tmp_path: Path) -> None:
+    assert trace(tmp_path / "trace.json", range(1, 8)).waited == [("timeline", False), ("timeline/written", True)]
 
 
 @pytest.mark.parametrize("last", ["autodist.close()\n", ""], ids=["closed", "not-closed"])

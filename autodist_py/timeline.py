@@ -66,7 +66,7 @@ class Timeline:
 
     def after_step(self, collectives: Mapping[str, str]) -> None:
         """A step has ended, whose collectives are these: ops, and what they combine."""
-        if not self._is_begun or self._cluster.step != FIRST_STEP + STEPS - 1:
+        if not self._is_begun or self._is_done or self._cluster.step < FIRST_STEP + STEPS - 1:
             return
         events = self._stopped(collectives)
         self._pause()

@@ -120,6 +120,11 @@ def test_others_begin_no_step_while_the_chief_writes(tmp_path: Path) -> None:
     assert trace(tmp_path / "trace.json", range(1, 8)).waited == [("timeline", False), ("timeline/written", True)]
 
 
+def test_one_whose_last_step_is_another_autodists_ends_with_its_next(tmp_path: Path) -> None:
+    assert len(trace(tmp_path / "trace.json", [1, 3, 6, 8]).waited) == 2
+    assert (tmp_path / "trace.json").exists()
+
+
 @pytest.mark.parametrize("last", ["autodist.close()\n", ""], ids=["closed", "not-closed"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_that_is_too_short_says_why_it_has_no_timeline(tmp_path: Path, workers: int, last: str) -> None:

@@ -1,5 +1,6 @@
 """`Reports`: what the heartbeats of all workers say, on the chief, and who is missing by them."""
 
+import math
 import time
 from collections.abc import Collection
 from typing import NamedTuple
@@ -11,14 +12,20 @@ HEARTBEAT_SECONDS = 1.0
 
 
 class _Report(NamedTuple):
-    """A worker's last one: when it came, its waits, and since when they are of this step."""
+    """A worker's last one: when it came, its waits, since when they are of this step, and when the one before came.
+
+    A worker reports again when it is answered, so it has said this one after that before came.
+    """
 
     seen: float
     waits: Waits
     since: float
+    before: float
 
     def later(self, seconds: float) -> "_Report":
-        return _Report(min(time.monotonic(), self.seen + seconds), self.waits, self.since + seconds)
+        return _Report(
+            min(time.monotonic(), self.seen + seconds), self.waits, self.since + seconds, self.before + seconds
+        )
 
     @property
     def has_limit(self) -> bool:
@@ -41,7 +48,8 @@ class Reports:
         if last is None:
             self._checked = now
         is_same = last is not None and (last.waits.step, bool(last.waits.what)) == (waits.step, bool(waits.what))
-        self._last[rank] = _Report(now, waits, last.since if last is not None and is_same else now)
+        since, before = (now, -math.inf) if last is None else (last.since if is_same else now, last.seen)
+        self._last[rank] = _Report(now, waits, since, before)
 
     @property
     def ranks(self) -> set[int]:
@@ -79,7 +87,7 @@ class Reports:
             for rank in late if last.has_limit else ():
                 other = self._last[rank]
                 limit = last.waits.silence if other.waits.what else seconds
-                if other.waits.step < step and other.seen - last.since > limit:
+                if other.waits.step < step and other.before - last.since > limit:
                     found = (
                         f"{limit:g} s after another it has not begun step {step} of all workers, with timeout_seconds"
                     )

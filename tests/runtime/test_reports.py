@@ -5,12 +5,14 @@ from collections.abc import Callable
 
 import pytest
 
+from autodist_py.runtime import coordinator as coordinators
 from autodist_py.runtime import reports
 from autodist_py.runtime.calls import Pulse
 from autodist_py.runtime.coordinator import Coordinator
-from autodist_py.runtime.waits import STOPPING_SECONDS, Waits
+from autodist_py.runtime.waits import Waits
 from tests.runtime.coordinators import ADDRESSES, THREE, joined
 
+STOPPING = 0.5
 W = "dense gradients of w"
 AT_LAST = "while worker {} ({}) was in a step that combines dense gradients of w"
 
@@ -22,6 +24,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heartbeats come in quick succession, and short silences count."""
     monkeypatch.setattr(reports, "HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr("autodist_py.runtime.waits.LEAST_SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(coordinators, "STOPPING_SECONDS", STOPPING)
 
 
 def until_failed(coordinator: Coordinator, beat: Callable[[], object], seconds: float = 5.0) -> float:
@@ -286,7 +289,7 @@ def test_the_cause_does_not_wait_for_one_that_cannot_say_where_it_waits():
     pulses: list[Pulse] = []
     took = until_failed(coordinator, lambda: pulses.append(coordinator.heartbeat(0, 8, Waits(8, 0.0, W))))
 
-    assert STOPPING_SECONDS - 0.1 < took < STOPPING_SECONDS + 1.5
+    assert STOPPING - 0.1 < took < STOPPING + 1.5
     assert [pulse.suspicion is None for pulse in pulses] == [False, *[True] * (len(pulses) - 1)]
     assert pulses[-1].cause == f"{pulses[0].suspicion}, {AT_LAST.format(0, ADDRESSES[0])}"
 

@@ -50,5 +50,5 @@ def test_random_programs_do_what_one_device_does(cluster: Cluster) -> None:
     trial()
     print(dict(outcomes))
     tried = outcomes.total() - outcomes["invalid"] - outcomes["invalid on nothing"]
-    assert outcomes["refused"] <= 0.05 * tried, outcomes
+    assert outcomes["refused"] <= max(1, 0.05 * tried), outcomes  # One of a few is no share.
     assert outcomes["equal"] >= 0.4 * tried, outcomes

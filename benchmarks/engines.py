@@ -4,7 +4,7 @@ Blocks of steps that do little else are interleaved in one run, so both engines 
 medians of the time of a step on the chief. Each worker's process is kept to one core, by turns, and has one thread for
 the inside of an op. With one of the engines alone, RING is free of what Horovod's own thread takes.
 
-Usage: python -m benchmarks.engines [--workers N] [--rounds N] [--engines RING HOROVOD "HOROVOD, whole"]
+Usage: python -m benchmarks.engines [--workers N] [--rounds N] [--engines RING HOROVOD]
 """
 
 import argparse
@@ -22,13 +22,12 @@ import tensorflow as tf  # noqa: E402
 from autodist_py import AutoDist  # noqa: E402
 from autodist_py.resources import local_resource_spec  # noqa: E402
 from autodist_py.strategy_builders.all_reduce import AllReduce  # noqa: E402
-from benchmarks.collectives import WHOLE, descending  # noqa: E402
+from benchmarks.collectives import descending  # noqa: E402
 
 SIZES = {"4 KB": 4_000, "64 KB": 64_000, "1 MB": 1_000_000, "8 MB": 8_000_000, "40 MB": 40_000_000}
 ENGINES = {
     "RING": AllReduce(all_reduce_spec="RING"),
     "HOROVOD": AllReduce(all_reduce_spec="HOROVOD"),
-    "HOROVOD, whole": AllReduce(all_reduce_spec="HOROVOD", bytes_per_pack=WHOLE),
 }
 BLOCK = 4
 

@@ -32,6 +32,7 @@ from tests import test_compressed
 from tests.cluster_pool import TWO_WORKERS, Cluster, Shape
 from tests.cluster_pool import same_on_all_workers as same
 from tests.kernel import programs
+from tests.kernel.test_synchronize import in_packs, three_layers
 from tests.oracle import Batch, Training, compare_function, compare_graph
 from tests.oracle_programs import batches, graph_program, hand_written
 from tests.runtime.test_cluster import Run
@@ -74,7 +75,7 @@ def train(optimizer: str, **builder: Any) -> dict[str, np.ndarray]:
 @is_installed
 @ON_BOTH
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
-@pytest.mark.parametrize("builder", [{}, {"chunk_size": 1}, {"bytes_per_pack": 64}], ids=["group", "each", "pieces"])
+@pytest.mark.parametrize("builder", [{}, {"chunk_size": 1}, {"bytes_per_pack": 64}], ids=["group", "each", "packs"])
 def test_it_trains_as_one_device_does(cluster: Cluster, optimizer: str, builder: dict[str, int]) -> None:
     same(cluster.run(train, optimizer=optimizer, **builder))
 
@@ -322,6 +323,14 @@ def test_dense_gradients_travel_by_horovod_and_the_rest_as_ever() -> None:
     ops = {launch.what: program.graph.nodes[op].op for launch in program.launches for op in launch.ops}
     assert {op for what, op in ops.items() if what.startswith("dense gradients")} == {"HorovodAllreduce"}
     assert {op for what, op in ops.items() if not what.startswith("dense gradients")} == {"CollectiveGatherV2"}
+
+
+@is_installed
+def test_a_gradient_that_is_larger_than_a_buffer_travels_whole() -> None:
+    item = three_layers(side=200)
+    program = programs.after("order", item, programs.place(1, 1), in_packs(item, bytes_per_pack=8, spec="HOROVOD"))
+    by_name = [(launch.what, len(launch.ops)) for launch in program.launches if launch.by_name]
+    assert by_name == [(f"dense gradients of w{index}", 1) for index in (2, 1, 0)]
 
 
 @is_installed

@@ -33,7 +33,8 @@ class CollectiveAllReduce:
     """Collectives over the replicas of all workers. Every worker reduces the same values, in the same order.
 
     A batch's values of one type that follow one another are laid into buffers; what is larger than a buffer is reduced
-    in pieces, as many collectives. Rows of sparse values are put together on each worker, then gathered from all.
+    in pieces, as many collectives, but whole by Horovod, which cuts what it sends itself. Rows of sparse values are put
+    together on each worker, then gathered from all.
 
     There is no timeout: TensorFlow keeps two threads per collective for as long as its timeout lasts, even when the
     collective is done. Who waits for a lost worker is freed by aborting its collectives.
@@ -124,6 +125,8 @@ class CollectiveAllReduce:
             with tf.device(devices[0]):
                 return [self.collectives.sum_over_workers(pieces[0], hint=hint)]
 
+        if self.implementation == "HOROVOD":  # Pieces are copied: into its own buffer, out of it, and to be joined.
+            return reduce(members, 0)
         return reduce_in_pieces(members, devices, devices, self._most_elements(members[0].dtype), reduce)
 
     def deliver(

@@ -2,11 +2,12 @@
 
 Dense gradients of one group and dtype are packed into buffers, as back-propagation finishes them, weighted, reduced and
 split. Outputs that are combined in the same way, the loss say, travel with the first that share a buffer. A gradient
-that is larger than a buffer is reduced in pieces. Sparse gradients are gathered: the rows of all replicas, in replica
-order, with each replica's values weighted. Of one lookup these are the rows of one device, in its order; of several
-lookups in one table, the same rows grouped by replica. A worker adds up its rows of one index before it sends them
-where that makes no difference to the update. There they may travel as a dense gradient, among others
-(`densifying.py`).
+that is larger than a buffer is reduced in pieces, or whole by Horovod.
+
+Sparse gradients are gathered: the rows of all replicas, in replica order, with each replica's values weighted. Of one
+lookup these are the rows of one device, in its order; of several lookups in one table, the same rows grouped by
+replica. A worker adds up its rows of one index before it sends them where that makes no difference to the update.
+There they may travel as a dense gradient, among others (`densifying.py`).
 """
 
 from collections import Counter
@@ -223,7 +224,7 @@ def _why_not_dense(program: Program, synchronizer: AllReduceSynchronizer, gradie
             "all_reduce_spec AUTO or RING"
         )
     size = _wire_bytes(program, synchronizer, gradient)
-    if size > _MOST_PIECES * _pack_bytes(synchronizer):
+    if synchronizer.spec != "HOROVOD" and size > _MOST_PIECES * _pack_bytes(synchronizer):
         return (
             f"bytes_per_pack={synchronizer.bytes_per_pack} is too small for its "
             f"gradient, of which {size} bytes travel: it would be reduced in more than {_MOST_PIECES} pieces; give a "

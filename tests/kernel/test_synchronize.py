@@ -53,8 +53,8 @@ def three_layers(side):
     return steps.capture(step, tf.ones([2, side], tf.float64)).item
 
 
-def in_packs(item, bytes_per_pack):
-    synchronizer = AllReduceSynchronizer("RING", bytes_per_pack=bytes_per_pack)
+def in_packs(item, bytes_per_pack, *, spec="RING"):
+    synchronizer = AllReduceSynchronizer(spec, bytes_per_pack=bytes_per_pack)
     return Strategy(tuple(Node(one.name, synchronizer) for one in item.trainable_variables), ("127.0.0.1:CPU:0",))
 
 

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
 from autodist_py.runtime.calls import Membership, Pulse
@@ -136,19 +136,18 @@ class Coordinator:
             self._changed.notify_all()
             needed = set(range(len(self._addresses))) if everyone else {_CHIEF}
 
-            def missing_ranks() -> set[int]:
+            def missing() -> set[int]:
                 return needed - current.values.keys() - self._lost
 
             def gone() -> set[int]:
-                return missing_ranks() & (self._left | self._leaving(but=key).keys())
+                return missing() & (self._left | self._leaving(but=key).keys())
 
-            done = self._wait(lambda: not missing_ranks() or bool(gone()), timeout)
-            missing = missing_ranks()
-            if gone():
-                self._fail_of_leaver(min(gone()), f"worker {rank} waits for it at {key!r}")
-            if not done:
+            deadline = time.monotonic() + timeout
+            while self._wait(lambda: not missing() or bool(gone()), deadline - time.monotonic()) and gone():
+                self._do_without(min(gone()), f"worker {rank} waits for it at {key!r}")
+            if missing():
                 raise ClusterError(
-                    f"{self._names(missing)} did not reach {key!r} within {timeout:g} s, where worker {rank} waits: "
+                    f"{self._names(missing())} did not reach {key!r} within {timeout:g} s, where worker {rank} waits: "
                     "every worker runs the same script and reaches the same places in it."
                 )
             return self._answer(rank, key, current, needed)
@@ -372,10 +371,14 @@ class Coordinator:
         self._changed.notify_all()
         return self._leaver
 
-    def _fail_of_leaver(self, rank: int, need: str) -> NoReturn:
+    def _do_without(self, rank: int, need: str) -> None:
+        """Returns when the run goes on without `rank`, which has left too early; raises when it has failed for that."""
         leaver = self._release(rank, need)
-        self._changed.wait_for(lambda: self._cause or self._suspicion, max(0.0, leaver.until - time.monotonic()))
-        raise WorkerFailedError(self._fail(leaver.rank, "ended its script", leaver.detail))
+        left = max(0.0, leaver.until - time.monotonic())
+        self._changed.wait_for(lambda: self._cause or self._suspicion or leaver.rank in self._lost, left)
+        self._fail(leaver.rank, "ended its script", leaver.detail)
+        if self._cause is not None:
+            raise WorkerFailedError(self._cause)
 
     def _names(self, ranks: Iterable[int]) -> str:
         return ", ".join(f"worker {rank} ({self._addresses[rank]})" for rank in sorted(ranks))

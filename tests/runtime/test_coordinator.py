@@ -220,6 +220,20 @@ def test_a_run_goes_on_without_a_worker_that_nobody_needs():
             future.result(5)
 
 
+def test_a_run_goes_on_without_a_worker_that_nobody_needs_and_that_ends_its_script_too_early():
+    coordinator = apart({1, 2})
+    with ThreadPoolExecutor(3) as threads:
+        leaving = threads.submit(coordinator.leave, 2, 3)
+        waiting = [threads.submit(exchange, coordinator, rank, "k") for rank in (0, 1)]
+        leaving.result(5)  # It is let go, as the others need it.
+
+        coordinator.process_ended(2, 3)
+
+        assert [future.result(5) for future in waiting] == [{0: b"k0", 1: b"k1"}] * 2
+    assert coordinator.cause is None
+    assert coordinator.heartbeat(1, 3).lost == (2,)
+
+
 @pytest.mark.parametrize(
     ("expendable", "goes_on"), [({2}, True), ({1, 2}, False), (set(), True)], ids=["server", "not-asked-for", "nobody"]
 )

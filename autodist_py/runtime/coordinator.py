@@ -290,12 +290,16 @@ class Coordinator:
         return {each: current.values[each] for each in sorted(needed & current.values.keys())}
 
     def _fail(self, rank: int, event: str, detail: str) -> str:
-        """The run has failed, unless it goes on without the worker. A suspicion before is the cause."""
+        """The run has failed, unless it goes on without the worker.
+
+        A suspicion before is the cause: this failure may follow from it, and takes no time from those who are asked.
+        """
         what = self._told(rank, event, detail)
         if self._goes_on_without(rank, what):
             return what
-        if self._suspicion is not None:
-            self._settle(at_once=True)
+        while self._suspicion is not None and self._cause is None:
+            self._changed.wait(max(0.0, self._suspicion.until - time.monotonic()))
+            self._settle()
         if self._cause is None:
             self._cause = what
             self._changed.notify_all()
@@ -311,7 +315,7 @@ class Coordinator:
         self._settle()
         self._changed.notify_all()
 
-    def _settle(self, *, at_once: bool = False) -> None:
+    def _settle(self) -> None:
         """A suspicion is the cause, when it is known what others wait in, or will not be known; else one that left."""
         if self._cause is not None:
             return
@@ -321,8 +325,8 @@ class Coordinator:
             return
         waiting = self._waiting_for(self._suspicion.rank)
         rank, waits = next(iter(waiting.items()), (0, NO_WAITS))
-        at_once |= self._all_left or bool(waits.stopped_in) or not (waiting or self._suspicion.asked)
-        if at_once or time.monotonic() >= self._suspicion.until:
+        is_known = self._all_left or bool(waits.stopped_in) or not (waiting or self._suspicion.asked)
+        if is_known or time.monotonic() >= self._suspicion.until:
             self._cause = f"{self._suspicion.what}{waits.of(self._names([rank]))}"
             self._changed.notify_all()
 

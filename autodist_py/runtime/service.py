@@ -15,7 +15,7 @@ from autodist_py.proto import coordinator_pb2_grpc as pb_grpc
 from autodist_py.proto.errors import AutoDistError, ClusterError, WorkerFailedError
 from autodist_py.runtime.calls import CoordinatorCalls, Membership, Pulse
 from autodist_py.runtime.ports import host_and_port
-from autodist_py.runtime.waits import NO_WAITS, Waits
+from autodist_py.runtime.waits import NO_WAITS, STOPPING_SECONDS, Waits
 
 _log = logging.getLogger(__name__)
 
@@ -198,9 +198,9 @@ class CoordinatorClient:
         return Pulse(reply.cause or None, reply.finished, tuple(reply.lost), reply.suspicion or None)
 
     def abort(self, rank: int, event: str, *, detail: str, step: int) -> str:
-        """See CoordinatorCalls."""
+        """See CoordinatorCalls. The answer may wait for what others say of a worker that is missing."""
         request = pb.AbortRequest(rank=rank, event=event, detail=detail, step=step)
-        return str(self._call(self._stub.Abort, request, self._heartbeat_timeout).cause)
+        return str(self._call(self._stub.Abort, request, self._heartbeat_timeout + STOPPING_SECONDS).cause)
 
     def leave(self, rank: int, step: int) -> None:
         """See CoordinatorCalls. It may take as long as the slowest worker, so it has no deadline."""

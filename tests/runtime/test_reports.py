@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -10,11 +11,12 @@ from autodist_py.runtime import reports
 from autodist_py.runtime.calls import Pulse
 from autodist_py.runtime.coordinator import Coordinator
 from autodist_py.runtime.waits import Waits
-from tests.runtime.coordinators import ADDRESSES, THREE, joined
+from tests.runtime.coordinators import ADDRESSES, THREE, exchange, joined
 
 STOPPING = 0.5
 W = "dense gradients of w"
 AT_LAST = "while worker {} ({}) was in a step that combines dense gradients of w"
+STOPPED = "while worker {} ({}) waited for it to combine dense gradients of w"
 
 pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("quick")]
 
@@ -266,9 +268,9 @@ def test_a_chief_that_is_slow_itself_does_not_count_the_time_it_lost():
 # -- Where others wait ------------------------------------------------------------------------------------------------
 
 
-def waited_for() -> Coordinator:
+def waited_for(addresses: tuple[str, ...] = ADDRESSES) -> Coordinator:
     """Worker 1 has ended, and worker 0 waits for it."""
-    coordinator = joined()
+    coordinator = joined(addresses=addresses)
     coordinator.heartbeat(0, 8, Waits(8, 0.0, "dense gradients of v, w (one of its 3 collectives)"))
     coordinator.process_ended(1, -9)
     return coordinator
@@ -312,12 +314,39 @@ def test_who_begins_a_step_after_its_last_report_is_still_asked_where_it_waits()
     assert str(coordinator.heartbeat(0, 8, Waits(8, 0.0, "", W)).cause).endswith("to combine dense gradients of w")
 
 
-def test_another_failure_meanwhile_does_not_change_the_cause():
-    coordinator = waited_for()
+@pytest.mark.parametrize("is_said", [True, False], ids=["said", "never-said"])
+def test_another_failure_meanwhile_does_not_keep_others_from_saying_where_they_wait(is_said):
+    coordinator = waited_for(THREE)
+    suspicion = coordinator.heartbeat(0, 8, Waits(8, 0.0, W)).suspicion
+    with ThreadPoolExecutor(1) as threads:
+        failing = threads.submit(coordinator.abort, 2, "failed", detail="as its peer is gone", step=8)
+        time.sleep(0.1)
+        assert coordinator.cause is None
+        if is_said:
+            coordinator.heartbeat(0, 8, Waits(8, 0.0, "", W))
+        cause = failing.result(STOPPING + 1.5)
 
-    cause = coordinator.abort(0, "failed", detail="as its peer is gone", step=8)
+    where = STOPPED.format(0, ADDRESSES[0]) if is_said else AT_LAST.format(0, ADDRESSES[0])
+    assert cause == coordinator.cause == f"{suspicion}, {where}"
 
-    assert cause.startswith("worker 1 (127.0.0.2) ended before its first step: killed by SIGKILL")
+
+def test_who_waits_outside_of_a_step_does_not_keep_others_from_saying_where_they_wait():
+    coordinator = joined(addresses=THREE)
+    coordinator.heartbeat(0, 8, Waits(8, 0.0, W))
+    with ThreadPoolExecutor(2) as threads:
+        leaving = threads.submit(coordinator.leave, 1, 7)
+        waiting = threads.submit(exchange, coordinator, 2, "k")
+        leaving.exception(5)  # It is let go, as worker 2 needs it.
+        coordinator.process_ended(1, 3)
+        time.sleep(0.1)
+        assert coordinator.cause is None
+        assert coordinator.heartbeat(0, 8, Waits(8, 0.0, W)).suspicion is not None
+        coordinator.heartbeat(0, 8, Waits(8, 0.0, "", W))
+
+        assert str(waiting.exception(5)) == (
+            "worker 1 (127.0.0.2) ended at step 7: exit code 3; see its output above, "
+            + STOPPED.format(0, ADDRESSES[0])
+        )
 
 
 def test_a_run_does_not_go_on_without_a_worker_that_a_step_of_all_needs():

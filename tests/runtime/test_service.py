@@ -9,6 +9,7 @@ import pytest
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
 from autodist_py.runtime.calls import Membership
 from autodist_py.runtime.service import ChiefLostError, CoordinatorClient, serve
+from autodist_py.runtime.waits import STOPPING_SECONDS, Waits
 from tests.runtime.coordinators import both, exchange, make_coordinator, until
 
 pytestmark = pytest.mark.alone  # Some take a free port, and bind it later.
@@ -34,6 +35,18 @@ def test_a_client_is_a_coordinator_elsewhere(service):
     assert cause == "worker 1 (127.0.0.2) failed at step 2: why"
     with pytest.raises(WorkerFailedError, match="failed at step 2: why"):
         client.leave(1, 2)
+
+
+def test_a_failure_that_waits_for_what_others_say_of_another_is_no_lost_chief(service):
+    coordinator, address = service
+    client = CoordinatorClient(address, "the secret", heartbeat_timeout=STOPPING_SECONDS / 2)
+    both(lambda rank: coordinator.join(rank, f"host:{rank}", fingerprint="spec", timeout=5))
+    coordinator.heartbeat(0, 8, Waits(8, 0.0, "dense gradients of w"))
+    coordinator.process_ended(1, -9)
+
+    cause = client.abort(0, "failed", detail="why", step=8)
+
+    assert cause.startswith("worker 1 (127.0.0.2) ended") and cause.endswith("that combines dense gradients of w")
 
 
 def test_large_values_pass(service):

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from autodist_py import tf_adapter
 from autodist_py.runtime.cluster import Cluster
+from autodist_py.runtime.process import is_failing
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Timeline:
         """A step has ended, whose collectives are these: ops, and what they combine."""
         if not self._is_begun or self._is_done or self._cluster.step < FIRST_STEP + STEPS - 1:
             return
-        events = self._stopped(collectives)
+        events = self._events(collectives)
         self._pause()
         everyone = self._cluster.compare(self._key, zlib.compress(json.dumps(events).encode()))
         self._is_done = True
@@ -78,30 +79,40 @@ class Timeline:
             _log.info("the timeline of steps %d to %d is in %s", FIRST_STEP, self._cluster.step, self._path)
         self._cluster.barrier(f"{self._key}/written")  # Else the others' next step, and its limit, begin meanwhile.
 
-    def _stopped(self, collectives: Mapping[str, str]) -> list[dict[str, Any]]:
+    def _events(self, collectives: Mapping[str, str]) -> list[dict[str, Any]]:
         """What has been traced; nothing is any more."""
-        if self._folder is None:
+        folder = self._stop(save=True)
+        if folder is None:
             return []
+        with folder:
+            return list(_events(Path(folder.name), collectives))
+
+    def _stop(self, *, save: bool) -> tempfile.TemporaryDirectory[str] | None:
+        """Nothing is traced any more. The folder for what was, if anything: it is there with `save`."""
+        if self._folder is None:
+            return None
         folder, self._folder = self._folder, None
         try:
-            tf.profiler.experimental.stop()
+            tf.profiler.experimental.stop(save=save)
         except tf.errors.UnavailableError:
             _log.warning("there is no timeline of this worker: another ended the profiler of its process")
-        events = list(_events(Path(folder.name), collectives))
-        folder.cleanup()
-        return events
+        return folder
 
     def close(self) -> None:
         """The AutoDist is closed, or the script ends without that; say so if there were too few steps."""
         atexit.unregister(self.close)
-        self._stopped({})
+        folder = self._stop(save=False)
+        if folder is not None:
+            folder.cleanup()
         if self._cluster.is_chief and not self._is_done and self._cluster.step < FIRST_STEP + STEPS:
+            is_failed = is_failing() or self._cluster.failure(wait=0.0) is not None
             _log.warning(
-                "there is no timeline in %s: it is of the steps %d to %d, and the run had %d. Train for more",
+                "there is no timeline in %s: it is of the steps %d to %d, and the run had %d%s",
                 self._path,
                 FIRST_STEP,
                 FIRST_STEP + STEPS - 1,
                 self._cluster.step,
+                " when it failed" if is_failed else ". Train for more",
             )
 
 

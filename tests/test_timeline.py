@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from autodist_py import tf_adapter
 from autodist_py.runtime.cluster import SoloCluster
 from autodist_py.timeline import FIRST_STEP, STEPS, Timeline
 from tests.test_plan import AUTODIST, ROOT
@@ -41,14 +42,16 @@ autodist.close()
 """
 
 
-def run(folder: Path, workers: int, steps: int, script: str = SCRIPT) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, workers: int, steps: int, script: str = SCRIPT, *, code: int = 0
+) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(script)
     command = [*AUTODIST, "run", "--local", str(workers), "--timeline", "trace.json", "train.py", str(steps)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.returncode == code, ended.stdout + ended.stderr
     return ended
 
 
@@ -132,6 +135,57 @@ def test_a_run_that_is_too_short_says_why_it_has_no_timeline(tmp_path: Path, wor
     said = f"it is of the steps {FIRST_STEP} to {FIRST_STEP + STEPS - 1}, and the run had {FIRST_STEP}"
     assert (ended.stdout + ended.stderr).count(said) == 1
     assert not (tmp_path / "trace.json").exists()
+
+
+@pytest.mark.parametrize(("workers", "is_closed"), [(1, False), (2, True)], ids=["not-closed", "closed"])
+def test_a_run_that_fails_before_its_timeline_is_not_told_to_train_for_more(
+    tmp_path: Path, workers: int, is_closed: bool
+) -> None:
+    beginning, _, _ = SCRIPT.partition("\nfor number")
+    script = f"""{beginning}
+with {"autodist" if is_closed else "contextlib.nullcontext()"}:
+    for number in range(int(sys.argv[1])):
+        if number == {FIRST_STEP} and autodist.rank == autodist.num_workers - 1:
+            raise ValueError("boom")
+        step(np.ones([600, 700], np.float32))
+"""
+    ended = run(tmp_path, workers, steps=8, script=f"import contextlib\n{script}", code=1)
+    output = ended.stdout + ended.stderr
+    assert output.count("there is no timeline in") == 1, output
+    assert "Train for more" not in output
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [(ValueError("boom"), " when it failed"), (SystemExit(2), " when it failed"), (SystemExit(), ". Train for more")],
+    ids=repr,
+)
+def test_an_error_on_its_way_out_is_a_failure_and_an_ordinary_end_is_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: BaseException, end: str
+) -> None:
+    timeline = Timeline(tmp_path / "trace.json", Chief(tmp_path), key="timeline", pause=lambda: None)
+    with pytest.raises(type(error)):
+        try:
+            raise error
+        finally:
+            timeline.close()
+    assert caplog.messages[0].endswith(f"and the run had 0{end}")
+
+
+def test_what_was_traced_of_a_run_that_is_too_short_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bytes] = []
+
+    def profiled(space: bytes) -> list[Any]:
+        read.append(space)
+        return []
+
+    monkeypatch.setattr(tf_adapter, "profiled", profiled)
+    trace(tmp_path / "trace.json", range(1, FIRST_STEP + STEPS - 1))
+    assert not read
+    trace(tmp_path / "trace.json", range(1, FIRST_STEP + STEPS))
+    assert read
 
 
 def test_an_autodist_that_comes_after_the_first_traced_step_writes_nothing(tmp_path: Path) -> None:

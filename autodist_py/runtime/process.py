@@ -35,6 +35,12 @@ def observe_script(observer: ScriptObserver) -> None:
         _observe_signals(observer)
 
 
+def is_failing() -> bool:
+    """Whether an error is on its way out of the script, or has ended it, as far as Python tells."""
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    return error is not None and not (isinstance(error, SystemExit) and not error.code)
+
+
 def one_line(error: BaseException, *, most: int = 300) -> str:
     """The type of an error and its message, on one line of at most `most` characters."""
     message = " ".join(str(error).split())

@@ -30,10 +30,11 @@ class AllReduce:
         timeout_seconds: how long a step waits for a worker that has not begun it, or that is not heard of in the middle
             of it: then 2 s at least, and no longer than AUTODIST_HEARTBEAT_TIMEOUT, after which a silent worker is lost
             anyway. Within two more seconds every worker raises, and names the worker and the variables of the group for
-            which it was waited (a step that waits in HOROVOD may be ended instead, with that as the last line). 0: as
-            long as the worker's heartbeats come. It must be longer than what one worker does alone between two steps,
-            such as the chief's checkpoint. Workers that all reach the chief, but not each other, and one that hangs
-            inside the step in which the others wait, are not noticed.
+            which it was waited (a step that waits in HOROVOD may be ended instead, with that as the last line, unless
+            AUTODIST_EXIT_GRACE is longer than the heartbeat's timeout). 0: as long as the worker's heartbeats come. It
+            must be longer than what one worker does alone between two steps, such as the chief's checkpoint. Workers
+            that all reach the chief, but not each other, and one that hangs inside the step in which the others wait,
+            are not noticed.
         sparse_as_dense: whether sparse gradients travel as dense ones, and then with any compressor. None: where that
             is fewer bytes, by the shape of the table and the size of the first batch (docs/performance.md), and the
             update adds rows up, as plain SGD's does. True is refused for a table whose update does more.

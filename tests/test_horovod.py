@@ -402,9 +402,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     runs = []
     (tmp_path / "resources.yaml").write_text(TWO_WORKERS.resource_spec())
 
-    def start_run(*, steps: int = 10**9, timeout: float = 0.0, sleeps: int = 10**9) -> Run:
+    def start_run(*, steps: int = 10**9, timeout: float = 0.0, sleeps: int = 10**9, **environment: str) -> Run:
         script = SCRIPT.replace("STEPS", str(steps)).replace("TIMEOUT", str(timeout)).replace("SLEEPS", str(sleeps))
-        runs.append(Run(tmp_path, script, AUTODIST_RESOURCE_SPEC=str(tmp_path / "resources.yaml")))
+        runs.append(Run(tmp_path, script, AUTODIST_RESOURCE_SPEC=str(tmp_path / "resources.yaml"), **environment))
         return runs[-1]
 
     yield start_run
@@ -449,6 +449,20 @@ def test_a_worker_that_is_killed_or_stands_still_ends_the_run_with_one_cause(
     assert re.fullmatch(rf"worker 1 \(127.0.0.2\) {words}{WAITED}", run.causes[0]), run.text
     if not timeout:  # With one the grace period may end the process first.
         assert f"raised WorkerFailedError {run.causes[0]}" in run.lines, run.text
+
+
+@is_installed
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_step_with_a_timeout_raises_for_a_silent_worker_where_the_grace_period_is_longer_than_the_heartbeat(
+    start: Start,
+) -> None:
+    run = start(timeout=2.0, AUTODIST_EXIT_GRACE="6")
+    run.wait_for("training", 2)
+    kill(run.pids[1], signal.SIGSTOP)
+    assert run.end(20.0) == 1, run.text
+    assert "with timeout_seconds 2" in run.causes[0]
+    assert f"raised WorkerFailedError {run.causes[0]}" in run.lines, run.text
 
 
 @is_installed

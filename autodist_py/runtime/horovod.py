@@ -7,7 +7,8 @@ A worker that ends breaks the others' connections: all-reduces then raise one of
 lives but does not come, Horovod is shut down when the run fails, on all workers alike, and all-reduces raise. One that
 is silent holds up Horovod's own thread, which takes no order then; it gives up by itself after the heartbeat's timeout,
 and a little more, so that all-reduces raise when the cause is known. It listens between steps, too, where a program's
-`timeout_seconds` does not count, so it cannot give up as early as that; then the grace period ends the process.
+`timeout_seconds` does not count, so it cannot give up as early as that; then the grace period ends the process, if that
+is not longer than the heartbeat's timeout.
 """
 
 import atexit

@@ -2,6 +2,8 @@
 
 import itertools
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,12 @@ import tensorflow as tf
 
 from autodist_py import AutoDist
 from autodist_py.strategy_builders.base import StrategyBuilder
-from autodist_py.strategy_builders.mixed import PerVariable
+from autodist_py.strategy_builders.mixed import Parallax, PerVariable
 from autodist_py.strategy_builders.parameter_server import PS
-from tests.cluster_pool import THREE_WORKERS, TWO_WORKERS, Cluster
+from tests.cluster_pool import THREE_WORKERS, TWO_WORKERS, CaseFailedError, Cluster
 from tests.cluster_pool import same_on_all_workers as same
 from tests.oracle import Values, assert_close
-from tests.served import InShards, Spread
+from tests.served import InShards, Spread, descending
 from tests.test_oracle_session import evaluate_alone
 from tests.test_served_failures import run_script
 
@@ -149,6 +151,97 @@ def test_an_exception_in_either_half_leaves_no_thread_behind(tmp_path: Path, hal
     seconds = re.findall(r"worker ([012]) ended in ([0-9.]+) s of .*too large", output)
     assert {rank for rank, _ in seconds} == {"0", "1", "2"}, output
     assert max(float(one) for _, one in seconds) < 5.0
+
+
+def two_steps(together: AutoDist) -> tuple[Callable[[], None], Callable[[], None]]:
+    """A step of all workers, of a table on a server and a matrix that is reduced, and one that each takes by itself."""
+    table, matrix = tf.Variable(np.ones((9, 2)), name="table"), tf.Variable(np.ones((2, 3)), name="matrix")
+
+    @together.function
+    def mixed(rows: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.gather(table, rows) @ matrix))
+        of_table, of_matrix = tape.gradient(loss, [table, matrix])
+        table.scatter_sub(tf.IndexedSlices(0.01 * of_table.values, of_table.indices))
+        matrix.assign_sub(0.01 * of_matrix)
+
+    own, _ = descending(AutoDist(strategy_builder=PS(sync=False)))
+    return lambda: mixed(np.arange(6)), own
+
+
+LIMIT = 2.0
+LAST_TOGETHER = 12
+"""More than the steps in which workers compare what they are given."""
+
+
+def one_goes_its_own_way(builder: StrategyBuilder, victim: int, folder: str) -> None:
+    """One worker leaves out the steps of all, and goes on with its own."""
+    autodist = AutoDist(strategy_builder=builder)
+    mixed, own = two_steps(autodist)
+    for number in range(100_000):
+        own()
+        if number == LAST_TOGETHER and autodist.rank == victim:
+            Path(folder, "begun").write_text(str(time.time()))
+        if number >= LAST_TOGETHER and autodist.rank == victim:
+            time.sleep(0.05)
+            continue
+        try:
+            mixed()
+        except Exception:
+            Path(folder, f"ended-{autodist.rank}").write_text(str(time.time()))
+            raise
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("cluster", [THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 2], ids=["server", "worker"])
+def test_who_takes_only_its_own_steps_keeps_a_mixed_step_waiting_no_longer_than_the_timeout(
+    cluster: Cluster, victim: int, tmp_path: Path
+) -> None:
+    builder = Parallax(timeout_seconds=LIMIT)
+    with pytest.raises(CaseFailedError) as raised:
+        cluster.run(one_goes_its_own_way, builder=builder, victim=victim, folder=str(tmp_path))
+    (cause,) = set(re.findall(r"WorkerFailedError: (worker .*)", str(raised.value)))
+    assert re.fullmatch(
+        rf"worker {victim} \(.*\) kept others waiting at step \d+: 2 s after another it has not begun step "
+        rf"{LAST_TOGETHER + 1} of all workers, with timeout_seconds 2, while worker [012] \(.*\) "
+        r"(waited for it to combine|was in a step that combines) dense gradients of matrix.*",
+        cause,
+    )
+    begun = float((tmp_path / "begun").read_text())
+    took = {int(path.name[-1]): float(path.read_text()) - begun for path in tmp_path.glob("ended-*")}
+    assert took.keys() == {0, 1, 2} - {victim}
+    assert min(took.values()) >= LIMIT and max(took.values()) < LIMIT + 6.0
+
+
+LOSING = """
+from tests.test_mixed_steps import LAST_TOGETHER, two_steps
+mixed, own = two_steps(autodist)
+for number in range(LAST_TOGETHER):
+    own()
+    mixed()
+for number in range(40):
+    if autodist.rank == 2 and number == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    own()
+    time.sleep(0.05)
+print(f"worker {autodist.rank} went on", flush=True)
+mixed()
+"""
+
+
+@pytest.mark.alone
+def test_a_run_that_goes_on_without_a_worker_ends_at_the_next_mixed_step(tmp_path: Path) -> None:
+    ended = run_script(tmp_path, LOSING, BUILDER="Parallax(timeout_seconds=30)", AUTODIST_LOST_WORKERS="continue")
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == 1, output
+    assert sorted(re.findall(r"worker (\d) went on", output)) == ["0", "1"], output
+    (cause,) = set(re.findall(r"autodist: (worker .*)", output))
+    assert re.fullmatch(
+        r"worker 2 \(127.0.0.3\) was lost at step \d+: the others went on without it, and now need it, while worker "
+        r"[01] \(.*\) (waited for it to combine|was in a step that combines) dense gradients of matrix.*",
+        cause,
+    )
 
 
 @pytest.mark.on(1)

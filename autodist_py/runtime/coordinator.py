@@ -94,7 +94,8 @@ class Coordinator:
         self._goes_on = goes_on
         self._expendable: set[int] | None = None
         """The workers that the others can do without; None while all take their steps together."""
-        self._lost: set[int] = set()
+        self._lost: dict[int, tuple[str, str]] = {}
+        """Whom the others go on without, and how they were lost: an event and its detail."""
         self._beating: set[int] = set()
         """Who has sent a heartbeat."""
         self._released: dict[int, str] = {}
@@ -137,7 +138,7 @@ class Coordinator:
             needed = set(range(len(self._addresses))) if everyone else {_CHIEF}
 
             def missing() -> set[int]:
-                return needed - current.values.keys() - self._lost
+                return needed - current.values.keys() - self._lost.keys()
 
             def gone() -> set[int]:
                 return missing() & (self._left | self._leaving(but=key).keys())
@@ -231,16 +232,16 @@ class Coordinator:
             self._reports.catch_up()
             if self._all_left:
                 return []
-            others = self._reports.ranks - self._released.keys() - self._lost
+            others = self._reports.ranks - self._released.keys() - self._lost.keys()
             silent = self._reports.silent(others - {_CHIEF})
             for rank, detail in silent.items():
                 self._miss(rank, "stopped answering", detail)
             behind = self._reports.behind(others - self._left)
             if behind is not None:
                 self._miss(behind[0], "kept others waiting", behind[1])
-            for rank in sorted(self._lost):
+            for rank, (event, detail) in sorted(self._lost.items()):
                 if self._waiting_for(rank):
-                    self._miss(rank, "was lost", "the others went on without it, and now need it")
+                    self._miss(rank, event, f"{detail}; the others went on without it, and now need it")
             return sorted(silent)
 
     # -- Under the lock -----------------------------------------------------------------------------------------------
@@ -258,7 +259,7 @@ class Coordinator:
 
     @property
     def _all_left(self) -> bool:
-        return len(self._left | self._lost) == len(self._addresses)
+        return len(self._left | self._lost.keys()) == len(self._addresses)
 
     def _wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
         """Whether `ready` became true in time; raises if the run has failed, before or meanwhile."""
@@ -283,7 +284,7 @@ class Coordinator:
 
     def _answer(self, rank: int, key: str, current: _Round, needed: set[int]) -> dict[int, bytes]:
         current.answered.add(rank)
-        if len(current.answered | self._lost) == len(self._addresses):
+        if len(current.answered | self._lost.keys()) == len(self._addresses):
             self._rounds[key].remove(current)
             if not self._rounds[key]:
                 del self._rounds[key]
@@ -295,7 +296,7 @@ class Coordinator:
         A suspicion before is the cause: this failure may follow from it, and takes no time from those who are asked.
         """
         what = self._told(rank, event, detail)
-        if self._goes_on_without(rank, what):
+        if self._goes_on_without(rank, event, detail):
             return what
         while self._suspicion is not None and self._cause is None:
             self._changed.wait(max(0.0, self._suspicion.until - time.monotonic()))
@@ -307,10 +308,10 @@ class Coordinator:
 
     def _miss(self, rank: int, event: str, detail: str) -> None:
         """The run fails, as soon as one that waits for the worker has said in which collective, or none waits."""
-        what = self._told(rank, event, detail)
-        if self._cause is not None or self._suspicion is not None or self._goes_on_without(rank, what):
+        if self._cause is not None or self._suspicion is not None or self._goes_on_without(rank, event, detail):
             return
-        asked = self._beating - self._lost - {rank}
+        what = self._told(rank, event, detail)
+        asked = self._beating - self._lost.keys() - {rank}
         self._suspicion = _Suspicion(rank, what, time.monotonic() + STOPPING_SECONDS, asked, set(asked))
         self._settle()
         self._changed.notify_all()
@@ -332,7 +333,7 @@ class Coordinator:
 
     def _waiting_for(self, rank: int) -> dict[int, Waits]:
         """The others that are in a step of all workers."""
-        return self._reports.waiting(self._reports.ranks - self._lost - {rank})
+        return self._reports.waiting(self._reports.ranks - self._lost.keys() - {rank})
 
     def _has_news(self, rank: int) -> bool:
         """Whether the worker has not been told of the suspicion yet."""
@@ -347,14 +348,14 @@ class Coordinator:
     def _told(self, rank: int, event: str, detail: str) -> str:
         return f"worker {rank} ({self._addresses[rank]}) {event} {self._when(rank)}: {detail}"
 
-    def _goes_on_without(self, rank: int, what: str) -> bool:
+    def _goes_on_without(self, rank: int, event: str, detail: str) -> bool:
         """Whether the run does; then the worker is lost. A step of all workers does not."""
         is_expendable = self._goes_on and rank in (self._expendable or ())
         if self._cause is not None or not is_expendable or self._waiting_for(rank):
             return False
         if rank not in self._lost:
-            self._lost.add(rank)
-            _log.warning("%s. The others go on without it", what)
+            self._lost[rank] = event, detail
+            _log.warning("%s. The others go on without it", self._told(rank, event, detail))
         if self._leaver is not None and self._leaver.rank in self._lost:
             self._leaver = None
         self._changed.notify_all()

@@ -156,7 +156,10 @@ def test_who_is_late_is_not_taken_while_another_misses_its_heartbeats():
 def test_one_that_has_ended_is_kept_waiting_by_nobody(end):
     coordinator = joined(heartbeat_timeout=60.0, addresses=THREE)
     coordinator.heartbeat(2, 8, Waits(8, 0.2, W))
-    getattr(coordinator, f"_{end}").add(2)
+    if end == "left":
+        coordinator._left.add(2)
+    else:
+        coordinator._lost[2] = "ended", "killed by SIGKILL"
 
     def beat():
         for rank in (0, 1):
@@ -360,4 +363,7 @@ def test_a_run_does_not_go_on_without_a_worker_that_a_step_of_all_needs():
 
     until_failed(coordinator, lambda: coordinator.heartbeat(0, 8, Waits(8, 0.0, W)))
 
-    assert str(coordinator.cause).startswith("worker 1 (127.0.0.2) was lost before its first step: the others went on")
+    assert str(coordinator.cause).startswith(
+        "worker 1 (127.0.0.2) ended before its first step: killed by SIGKILL; see its output above; the others went on "
+        "without it, and now need it, while worker 0 (127.0.0.1) was in a step"
+    )

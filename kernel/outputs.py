@@ -17,7 +17,7 @@ def differing(program: Program) -> Iterator[tuple[int, Output]]:
             yield position, output
 
 
-def reduction_of(program: Program, output: Output) -> str:
+def combined_as(program: Program, output: Output) -> str:
     """How an output that differs is combined, as `combining.Part` says; passes/fetch.py has the cases."""
     known = {"mean": "mean", "sum": "sum", "same": "first"}
     if output.reduction in known:

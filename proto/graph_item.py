@@ -234,6 +234,10 @@ class GraphItem:
         names = [variable.name for variable in self.variables]
         raise GraphItemError(f"the graph item has no variable {name!r}; {known_names(name, names)}")
 
+    def reduction_of(self, gradient: Gradient) -> str:
+        """How the gradient's loss combines examples, "mean" or "sum"."""
+        return gradient.reduction or self.loss_reduction
+
     def to_proto(self) -> pb.GraphItem:
         """The wire form."""
         message = pb.GraphItem(

@@ -62,7 +62,7 @@ def with_statistics(
     )
     separation = Separation(graph, insertion, combination, tensor_of)
     for gradient in gradients:
-        if (gradient.reduction or item.loss_reduction) == "sum":
+        if item.reduction_of(gradient) == "sum":
             separation.separate(gradient)
     outputs = tuple(
         replace(output, tensor=insertion.result(output.tensor), reduction=combination.result_reduction(output.tensor))

@@ -11,7 +11,7 @@ from autodist_py.kernel.cross_device_ops.collective import Collectives
 from autodist_py.kernel.cross_device_ops.rows import TRAVELS
 from autodist_py.kernel.fragment import trace
 from autodist_py.kernel.names import KERNEL_SCOPE, on_replica, op_of
-from autodist_py.kernel.outputs import differing, reduction_of
+from autodist_py.kernel.outputs import combined_as, differing
 from autodist_py.kernel.passes.launches import with_launches
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.rewrite import Edits
@@ -69,7 +69,7 @@ def _combine_stage(program: Program, stage: int, positions: Sequence[int]) -> Pr
 
 def _part(program: Program, output: Output) -> Part:
     dtype = tf.as_dtype(output.dtype)
-    reduction = reduction_of(program, output)
+    reduction = combined_as(program, output)
     if reduction == "rows" and len(program.place.workers) > 1 and dtype not in TRAVELS:
         raise CaptureError(
             f"result '{output.tensor}' is of type {dtype.name}, and its rows are on several workers, whose "

@@ -9,7 +9,6 @@ from autodist_py.kernel.names import on_replica, op_of, parse
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.synchronizers.parameter_server import Exchange
 from autodist_py.kernel.tf_adapter import output_type
-from autodist_py.proto.graph_item import Gradient
 
 
 def is_in_graph(program: Program) -> bool:
@@ -45,11 +44,6 @@ def type_of(view: GraphView, tensor: str) -> tf.DType:
 def spelt(tensor: str) -> str:
     """The one way in which a tensor's name is written here."""
     return str(parse(tensor))
-
-
-def reduction_of(program: Program, gradient: Gradient) -> str:
-    """What the gradient's loss does over examples."""
-    return gradient.reduction or program.item.loss_reduction
 
 
 def with_variables(program: Program, nodes: Sequence[tf.compat.v1.NodeDef]) -> GraphView:

@@ -12,7 +12,7 @@ from autodist_py.kernel.names import KERNEL_SCOPE
 from autodist_py.kernel.parcel import Parcel
 from autodist_py.kernel.program import Channel, Program
 from autodist_py.kernel.serving.coded import coded, coded_rows, sent_spec
-from autodist_py.kernel.serving.common import is_in_graph, reduction_of, type_of
+from autodist_py.kernel.serving.common import is_in_graph, type_of
 from autodist_py.kernel.serving.queues import RUNG, named_queue
 from autodist_py.kernel.synchronizers.coding import Coding, compressor_for
 from autodist_py.kernel.synchronizers.parameter_server import Exchange, Service
@@ -183,7 +183,7 @@ def summed_gradients(
         summed = []
         for gradient, replicas in zip(gradients, copies, strict=True):
             if program.analysis.is_varying(gradient):
-                weights = replica_weights(program, batch, reduction_of(program, gradient))
+                weights = replica_weights(program, batch, program.item.reduction_of(gradient))
             else:  # It is computed from replicated values alone: equal on all replicas.
                 replicas, weights = replicas[:1], [tf.ones([], tf.float64)]
             scale = _scale(program, gradient, batch)
@@ -205,7 +205,7 @@ def summed_gradients(
 def _scale(program: Program, gradient: Gradient, batch: Sequence[tf.Tensor]) -> tf.Tensor | None:
     """By how much more a gradient of a mean counts than what this worker's replicas make of it by themselves."""
     pace = program.strategy.pace
-    if reduction_of(program, gradient) == "mean" and not is_in_graph(program):
+    if program.item.reduction_of(gradient) == "mean" and not is_in_graph(program):
         if pace.staleness:
             return tf.constant(1.0 / len(program.place.all_workers), tf.float64)
         if pace.replicas_to_aggregate and batch and program.analysis.is_varying(gradient):

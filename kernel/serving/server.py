@@ -11,7 +11,7 @@ from autodist_py.kernel.graph_view import VARIABLE_OP
 from autodist_py.kernel.names import KERNEL_SCOPE, on_replica, op_of
 from autodist_py.kernel.program import Channel, Program, ServerFunction, ServerProgram
 from autodist_py.kernel.serving.coded import decoded
-from autodist_py.kernel.serving.common import first_writers, read_of, reduction_of, spelt, type_of, with_variables
+from autodist_py.kernel.serving.common import first_writers, read_of, spelt, type_of, with_variables
 from autodist_py.kernel.serving.lookups import lookup_program
 from autodist_py.kernel.serving.messages import carried, values_of
 from autodist_py.kernel.synchronizers.coding import compressor_for
@@ -128,7 +128,7 @@ class _ServerPart:
         position = 0
         for gradient in self._exchange.gradients:
             values = position + values_of(gradient)
-            is_mean = reduction_of(self._program, gradient) == "mean" and sent.joins[values] != "same"
+            is_mean = self._program.item.reduction_of(gradient) == "mean" and sent.joins[values] != "same"
             compressor = compressor_for(self._program, gradient)
             if compressor is not None:
                 tensors[values] = self._decoded(gradient, compressor, tensors[values])

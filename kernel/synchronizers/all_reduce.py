@@ -29,7 +29,7 @@ from autodist_py.kernel.fragment import Fragment, TensorSpec, trace
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.memory import Recorder
 from autodist_py.kernel.names import KERNEL_SCOPE, on_replica, op_of
-from autodist_py.kernel.outputs import differing, reduction_of
+from autodist_py.kernel.outputs import combined_as, differing
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.synchronizers import densifying
 from autodist_py.kernel.synchronizers.coding import Coding, compressor_for
@@ -104,7 +104,7 @@ class Group:
             and output.shape is not None
             and None not in output.shape
             and self._bytes(program) + _output_bytes(output) <= _pack_bytes(self.synchronizer)
-            and self.reduction == reduction_of(program, output)
+            and self.reduction == combined_as(program, output)
             and program.analysis.stage[op_of(output.tensor)] < self.stage  # It is not computed from what is combined.
         )
 
@@ -146,7 +146,7 @@ def _gradient_groups(program: Program) -> Iterator[Group]:
         is_sparse = gradient.is_sparse and not _is_densified(program, synchronizer, gradient, dtype)
         _check(program, synchronizer, gradient, dtype, is_sparse=is_sparse)
         reduced = replace(synchronizer, sparse_as_dense=None)  # It is decided, and makes no other difference.
-        key = (reduced, stage, gradient.reduction or program.item.loss_reduction, dtype)
+        key = (reduced, stage, program.item.reduction_of(gradient), dtype)
         if is_sparse:
             yield Group(*key, (gradient,), is_sparse=True)
         else:

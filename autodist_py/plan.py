@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rich.filesize import decimal
 
 from autodist_py.engines import automatic_engine, has_automatic
-from autodist_py.proto.compressors import Compressor, HorovodCompressor, NoneCompressor, compressor_of
+from autodist_py.proto.compressors import Compressor, HorovodCompressor, NoneCompressor
 from autodist_py.proto.dtypes import ITEM_SIZES
 from autodist_py.proto.errors import AutoDistError, StrategyError
 from autodist_py.proto.graph_item import GraphItem, Variable
@@ -142,7 +142,7 @@ class Plan:
         if workers == 1:
             return
         idle = {node.address for node in self.resources.workers} - set(map(_address, self.strategy.replicas))
-        compressor = compressor_of(synchronizer.compressor, "compressor")
+        compressor = synchronizer.coded_by
         is_plain = isinstance(compressor, NoneCompressor)  # What is compressed is a worker's, of all its replicas.
         is_one_ring = synchronizer.spec == "RING" and is_plain
         members = len(self.strategy.replicas) + len(idle) if is_one_ring else workers
@@ -157,7 +157,7 @@ class Plan:
     def _served(self, part: "Part", synchronizer: PSSynchronizer) -> Iterator[tuple[Link, Traffic]]:
         addresses = [node.address for node in self.resources.workers]
         server = addresses.index(_address(synchronizer.reduction_destination))
-        compressor = compressor_of(synchronizer.compressor, "compressor")
+        compressor = synchronizer.coded_by
         whole = Traffic(part.variable.nbytes).share(part.share)
         rows = Traffic(per_use=part.row_bytes * _rows_carried(part, compressor) + _INDEX_BYTES).share(part.share)
         gradient = rows if part.is_sparse else Traffic(compressor.wire_bytes(part.shape, part.item))

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from autodist_py.proto import strategy_pb2 as pb
 from autodist_py.proto import wire
 from autodist_py.proto.checks import require_unique
-from autodist_py.proto.compressors import compressor_of
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Variable
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, Pace, PSSynchronizer, Synchronizer
@@ -271,9 +270,7 @@ class Strategy:
                 f"all_reduce_spec NCCL runs on GPUs only, not on {some(others)}: with AutoDist(strict=False) RING is "
                 f"used in its place, for {some(asking)}; else the program is refused"
             )
-        gathered = self._reduced(
-            lambda one: one.spec in ("NCCL", "HOROVOD") and compressor_of(one.compressor, "compressor").gathers
-        )
+        gathered = self._reduced(lambda one: one.spec in ("NCCL", "HOROVOD") and one.coded_by.gathers)
         if gathered and self._num_workers > 1:
             found.append(
                 f"what the compressor of {some(gathered)} makes is gathered, not summed, and gathers are rings, "
@@ -353,7 +350,7 @@ def _given_up(node: Node, workers: int) -> tuple[str, ...]:
 
 
 def _losses(synchronizer: Synchronizer, workers: int) -> Iterator[str]:
-    compressor = compressor_of(synchronizer.compressor, "compressor")
+    compressor = synchronizer.coded_by
     if compressor.gives_up:
         yield compressor.gives_up
     if not isinstance(synchronizer, PSSynchronizer):

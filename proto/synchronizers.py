@@ -6,7 +6,7 @@ from typing import Any
 from autodist_py.proto import synchronizers_pb2 as pb
 from autodist_py.proto.calls import split_call
 from autodist_py.proto.checks import require_flag, require_member, require_not_negative, require_seconds
-from autodist_py.proto.compressors import COMPRESSORS, canonical
+from autodist_py.proto.compressors import COMPRESSORS, Compressor, canonical, compressor_of
 from autodist_py.proto.errors import StrategyError
 
 _COMPRESSOR_ENUM = pb.AllReduceSynchronizer.Compressor
@@ -41,6 +41,11 @@ class AllReduceSynchronizer:
         require_seconds(self.timeout_seconds, "timeout_seconds of an AllReduce synchronizer", error=StrategyError)
         object.__setattr__(self, "timeout_seconds", float(self.timeout_seconds))
         require_flag(self.sparse_as_dense, "sparse_as_dense of an AllReduce synchronizer", error=StrategyError)
+
+    @property
+    def coded_by(self) -> Compressor:
+        """The compressor itself."""
+        return compressor_of(self.compressor, "compressor of an AllReduce synchronizer")
 
     def to_proto(self) -> pb.AllReduceSynchronizer:
         """The wire form."""
@@ -115,6 +120,11 @@ class PSSynchronizer:
         object.__setattr__(self, "compressor", compressor)  # Equal ones are written alike.
         for name in ("staleness", "replicas_to_aggregate", "group"):
             require_not_negative(getattr(self, name), f"{name} of a PS synchronizer", error=StrategyError)
+
+    @property
+    def coded_by(self) -> Compressor:
+        """The compressor itself."""
+        return compressor_of(self.compressor, "compressor of a PS synchronizer")
 
     @property
     def pace(self) -> Pace:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from autodist_py.proto.compressors import HorovodCompressor, compressor_of
+from autodist_py.proto.compressors import HorovodCompressor
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem, Variable
 from autodist_py.proto.resource_spec import ResourceSpec
@@ -74,7 +74,7 @@ def _check_partitioner(node: Node, shape: tuple[int, ...]) -> None:
 
 def _check_compressor(node: Node, variable: Variable, *, is_sparse: bool) -> None:
     for synchronizer in node.every_synchronizer:
-        compressor = compressor_of(synchronizer.compressor, "compressor")
+        compressor = synchronizer.coded_by
         name = type(compressor).__name__
         if not compressor.gives_up:
             continue

@@ -8,7 +8,7 @@ from autodist_py.kernel.compressors.codec import Dense, State, Wire
 from autodist_py.kernel.compressors.registry import codec_of
 from autodist_py.kernel.memory import Recorder
 from autodist_py.kernel.program import Program
-from autodist_py.proto.compressors import Compressor, NoneCompressor, compressor_of
+from autodist_py.proto.compressors import Compressor, NoneCompressor
 from autodist_py.proto.graph_item import Gradient
 
 
@@ -18,7 +18,7 @@ def compressor_for(program: Program, gradient: Gradient) -> Compressor | None:
     Nothing is coded on one worker, nor what has no elements, or is the same on all replicas.
     """
     (synchronizer,) = program.strategy.node(gradient.variable).synchronizers
-    compressor = compressor_of(synchronizer.compressor, "compressor")
+    compressor = synchronizer.coded_by
     travels = len(program.place.all_workers) > 1 and program.analysis.is_varying(gradient)
     is_empty = 0 in program.item.variable(gradient.variable).shape
     return None if isinstance(compressor, NoneCompressor) or is_empty or not travels else compressor

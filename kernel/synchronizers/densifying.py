@@ -19,7 +19,7 @@ from autodist_py.kernel.graph_view import functions_of
 from autodist_py.kernel.names import op_of
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.synchronizers.lookups import adds_rows_up
-from autodist_py.proto.compressors import Compressor, HorovodCompressorEF, compressor_of
+from autodist_py.proto.compressors import Compressor, HorovodCompressorEF
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient
 from autodist_py.proto.synchronizers import AllReduceSynchronizer
@@ -47,7 +47,7 @@ def is_worth_it(program: Program, synchronizer: AllReduceSynchronizer, gradient:
     Where a compressor keeps what it has rounded off, rows stay rows: what is kept would depend on the first batch.
     """
     workers = len(program.place.workers)
-    compressor = compressor_of(synchronizer.compressor, "compressor")
+    compressor = synchronizer.coded_by
     if workers == 1 or isinstance(compressor, HorovodCompressorEF) or not adds_rows_up(program, gradient):
         return False
     ids = _ids_of_a_worker(program, gradient)

@@ -22,7 +22,6 @@ from autodist_py.kernel.names import op_of, parse
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.synchronizers.division import WORKERS, Division
 from autodist_py.kernel.synchronizers.lookups import Lookup, adds_rows_up, lookups_of
-from autodist_py.proto.compressors import compressor_of
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient
 from autodist_py.proto.synchronizers import PSSynchronizer
@@ -130,7 +129,7 @@ def serving(program: Program) -> Serving | None:
 
 
 def _require_available(variable: str, synchronizer: PSSynchronizer) -> None:
-    compressor = compressor_of(synchronizer.compressor, "compressor")
+    compressor = synchronizer.coded_by
     if compressor.sums_first:
         raise StrategyError(
             f"variable '{variable}': a server is sent each worker's gradient by itself, and {synchronizer.compressor} "

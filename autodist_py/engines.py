@@ -7,10 +7,10 @@ asked where this says HOROVOD, and RING is used where one has not.
 
 import math
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from autodist_py.kernel.device import is_gpu, resolve
-from autodist_py.proto.compressors import HorovodCompressor, compressor_of
+from autodist_py.proto.compressors import travels_as
 from autodist_py.proto.dtypes import ITEM_SIZES
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
@@ -52,15 +52,15 @@ def with_engine(strategy: Strategy, item: GraphItem, engine: Engine) -> Strategy
     """`strategy`, with this engine in AUTO's place where it carries the gradient; RING is what AUTO is by itself."""
     if engine == "RING":
         return strategy
-    nodes = (_with_engine(node, engine, item.variable(node.var_name).dtype) for node in strategy.node_config)
+    nodes = (_node_with_engine(node, engine, item.variable(node.var_name).dtype) for node in strategy.node_config)
     return replace(strategy, node_config=tuple(nodes))
 
 
-def _with_engine(node: Node, engine: Engine, dtype: str) -> Node:
+def _node_with_engine(node: Node, engine: Engine, dtype: str) -> Node:
     own = node.synchronizer
-    if isinstance(own, AllReduceSynchronizer) and own.spec == "AUTO" and _carries(engine, own, dtype):
+    if _is_automatic(own) and _carries(engine, own, dtype):
         own = replace(own, spec=engine)
-    parts = tuple(_with_engine(part, engine, dtype) for part in node.part_config)
+    parts = tuple(_node_with_engine(part, engine, dtype) for part in node.part_config)
     return replace(node, synchronizer=own, part_config=parts)
 
 
@@ -70,22 +70,19 @@ def _bytes_by_horovod(item: GraphItem, strategy: Strategy) -> int:
     for gradient in item.gradients:
         variable = item.variable(gradient.variable)
         for synchronizer, shape in strategy.node(variable.name).parts(variable.shape):
-            if not isinstance(synchronizer, AllReduceSynchronizer) or synchronizer.spec != "AUTO":
+            if not _is_automatic(synchronizer) or not _carries("HOROVOD", synchronizer, variable.dtype):
                 continue
             if gradient.is_sparse and not synchronizer.sparse_as_dense:
                 continue  # Whether it travels as a dense one by itself depends on the batch.
-            if _carries("HOROVOD", synchronizer, variable.dtype):
-                compressor = compressor_of(synchronizer.compressor, "compressor")
-                total += compressor.wire_bytes(shape, ITEM_SIZES.get(variable.dtype, 0))
+            total += synchronizer.coded_by.wire_bytes(shape, ITEM_SIZES.get(variable.dtype, 0))
     return total
 
 
-def _is_automatic(synchronizer: Synchronizer) -> bool:
+def _is_automatic(synchronizer: Synchronizer | None) -> TypeGuard[AllReduceSynchronizer]:
     return isinstance(synchronizer, AllReduceSynchronizer) and synchronizer.spec == "AUTO"
 
 
-def _carries(engine: Engine, synchronizer: Synchronizer, dtype: str) -> bool:
+def _carries(engine: Engine, synchronizer: AllReduceSynchronizer, dtype: str) -> bool:
     """Whether the engine sums up what travels of gradients of a type, and has the type as which they travel."""
-    compressor = compressor_of(synchronizer.compressor, "compressor")
-    travels_as = compressor.travels_as(dtype) if isinstance(compressor, HorovodCompressor) else dtype
-    return not compressor.gathers and (engine != "HOROVOD" or travels_as != "bfloat16")
+    compressor = synchronizer.coded_by
+    return not compressor.gathers and (engine != "HOROVOD" or travels_as(compressor, dtype) != "bfloat16")

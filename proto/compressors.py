@@ -136,6 +136,10 @@ class PowerSGDCompressor:
         narrow = rank * (rows + columns) * max(item, _SINGLE_BYTES)
         return (rows, columns, rank) if narrow < rows * columns * item else None
 
+    def travels_as(self, dtype: str) -> str:
+        """The type as which numbers of a type travel: as they are, if they have no fewer bytes than float32."""
+        return "float32" if ITEM_SIZES.get(dtype, 0) < _SINGLE_BYTES else dtype
+
     def wire_bytes(self, shape: tuple[int, ...], item: int) -> int:
         """See Compressor."""
         factors = self.factors(shape, item)
@@ -264,6 +268,11 @@ def compressor_of(text: str, what: str) -> Compressor:
             f"{what}: {name} is no compressor: it has no gathers, sums_first, gives_up and wire_bytes(shape, item)"
         )
     return compressor
+
+
+def travels_as(compressor: Compressor, dtype: str) -> str:
+    """The type as which numbers of a type travel where they are summed."""
+    return compressor.travels_as(dtype) if isinstance(compressor, HorovodCompressor | PowerSGDCompressor) else dtype
 
 
 def _find(name: str, what: str) -> Any:

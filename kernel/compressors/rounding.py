@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist_py.kernel.compressors.codec import Dense, Slot, State, Wire, apart, flat
-from autodist_py.proto.compressors import HorovodCompressor
+from autodist_py.proto.compressors import Compressor, HorovodCompressor, travels_as
 
 _SPACING = {tf.float16: 2.0**-10, tf.bfloat16: 2.0**-7}
 """From 1 to the next number."""
 
 
-def travelling(compressor: HorovodCompressor, dtype: tf.DType) -> tf.DType:
-    """The type as which numbers of a type travel: as they are, if they have no more bytes."""
-    return tf.as_dtype(compressor.travels_as(dtype.name))
+def travelling(compressor: Compressor, dtype: tf.DType) -> tf.DType:
+    """The type as which numbers of a type travel where they are summed."""
+    return tf.as_dtype(travels_as(compressor, dtype.name))
 
 
 def rounded(value: tf.Tensor, half: tf.DType, terms: int) -> tf.Tensor:

@@ -9,7 +9,7 @@ from autodist_py.kernel.fragment import TensorSpec
 from autodist_py.kernel.memory import Recorder
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.synchronizers.coding import Coding, described
-from autodist_py.proto.compressors import Compressor, HorovodCompressor
+from autodist_py.proto.compressors import Compressor
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient
 
@@ -32,7 +32,7 @@ def _wire(program: Program, gradient: Gradient, compressor: Compressor) -> Wire:
 def sent_spec(program: Program, gradient: Gradient, compressor: Compressor, spec: TensorSpec) -> TensorSpec:
     """What is sent in the place of a dense gradient, one row, or of the rows of a sparse one."""
     if gradient.is_sparse:
-        return TensorSpec(spec.name, _rows_type(compressor, spec.dtype), spec.shape)
+        return TensorSpec(spec.name, travelling(compressor, spec.dtype), spec.shape)
     codec, dense = codec_of(compressor), described(program, gradient, spec.dtype)
     with tf.Graph().as_default():
         (slots,) = codec.init([dense])
@@ -42,13 +42,9 @@ def sent_spec(program: Program, gradient: Gradient, compressor: Compressor, spec
         return TensorSpec(spec.name, sent.dtype, (None, *sent.shape))
 
 
-def _rows_type(compressor: Compressor, dtype: tf.DType) -> tf.DType:
-    return travelling(compressor, dtype) if isinstance(compressor, HorovodCompressor) else dtype
-
-
 def coded_rows(compressor: Compressor, values: tf.Tensor) -> tf.Tensor:
     """The rows of a sparse gradient, as they are sent."""
-    return rounded(values, _rows_type(compressor, values.dtype), 1)
+    return rounded(values, travelling(compressor, values.dtype), 1)
 
 
 def coded(

@@ -10,6 +10,7 @@ from autodist_py.kernel.passes.launches import with_launches
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.rewrite import Edits
 from autodist_py.kernel.synchronizers import all_reduce
+from autodist_py.kernel.synchronizers.grouping import groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Synchronize:
         view = program.graph
         outputs: dict[str, str] = {}
         edits = Edits()
-        for group in all_reduce.groups(program):
+        for group in groups(program):
             collectives, recorder = Collectives(program.place, program.next_instance_key), Recorder()
             fragment = all_reduce.combine(program, group, view, collectives, recorder)
             edits.add(fragment.nodes)

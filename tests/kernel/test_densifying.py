@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from autodist_py.kernel.pipeline import compile
 from autodist_py.kernel.program import Options
-from autodist_py.kernel.synchronizers.all_reduce import groups
 from autodist_py.kernel.synchronizers.densifying import expected_rows, is_fewer_bytes
+from autodist_py.kernel.synchronizers.grouping import groups
 from autodist_py.proto.compressors import HorovodCompressor, NoneCompressor
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient, Input, Variable
@@ -164,6 +164,14 @@ def test_the_examples_of_a_worker_count():
     assert least_examples(item, (1, 1)) == 2 * own
     assert least_examples(item, (3, 1)) == 4 * -(-own // 3)
     assert least_examples(item, (1, 3), batch="local") == -(-own // 3)
+
+
+def test_replicas_that_are_added_up_before_make_no_longer_ring():
+    """Those of a worker are with AUTO, and where something is coded; else a table has a longer way."""
+    item, where = stepping(scaled)[0].item, (2, 2)
+    assert travels_dense(item, where)
+    assert not travels_dense(item, where, spec="RING")
+    assert travels_dense(item, where, spec="RING", compressor="HorovodCompressor")
 
 
 def test_the_ids_of_an_example_count():

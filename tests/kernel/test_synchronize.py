@@ -1,6 +1,7 @@
 """Synchronize: which gradients are reduced together, and that what is reduced is what one device has."""
 
 from collections import Counter
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autodist_py.kernel.cross_device_ops.packing import piece_sizes
-from autodist_py.kernel.synchronizers.all_reduce import groups
+from autodist_py.kernel.synchronizers.grouping import groups
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.strategy import Node, Strategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
@@ -215,6 +216,35 @@ def test_more_pieces_than_a_program_can_have_are_refused():
     item = three_layers(side=200)
     with pytest.raises(StrategyError, match=r"bytes_per_pack=8 is too small .* of which 320000 bytes travel"):
         programs.after("synchronize", item, programs.place(1, 1), in_packs(item, bytes_per_pack=8))
+
+
+def launched_of_halves(spec, compressor, bytes_per_pack=0):
+    """The collectives of a step of two workers on a matrix of bfloat16: ops and types."""
+    weight = tf.Variable(tf.ones([128, 64], tf.bfloat16), name="w")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x @ weight)
+        weight.assign_sub(tape.gradient(loss, weight))
+
+    item = steps.capture(step, tf.ones([1, 128], tf.bfloat16)).item
+    synchronizer = AllReduceSynchronizer(spec, compressor, bytes_per_pack=bytes_per_pack)
+    strategy = Strategy((Node("w", synchronizer),), ("127.0.0.1:CPU:0",))
+    program = programs.after("order", item, programs.place(1, 1), strategy)
+    nodes = [program.graph.nodes[op] for launch in program.launches for op in launch.ops]
+    return [(node.op, tf.as_dtype(node.attr["T"].type)) for node in nodes]
+
+
+@pytest.mark.parametrize("compressor", ["Int8Compressor", "TopKCompressor(ratio=0.5)"])
+@pytest.mark.parametrize(("spec", "bytes_per_pack"), [("HOROVOD", 0), ("RING", 1)], ids=["no-sum", "no-pieces"])
+def test_what_is_gathered_is_not_held_to_what_sums_carry(compressor, spec, bytes_per_pack):
+    """Horovod's sums carry no bfloat16, and a sum by rings would be made in more pieces than there may be."""
+    assert launched_of_halves(spec, compressor, bytes_per_pack) == [("CollectiveGatherV2", tf.int32)]
+
+
+@pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed: make horovod")
+def test_factors_of_what_horovod_does_not_carry_are_of_a_type_that_it_does():
+    assert set(launched_of_halves("HOROVOD", "PowerSGDCompressor")) == {("HorovodAllreduce", tf.float32)}
 
 
 def test_gradients_are_packed_as_many_as_fill_a_buffer_as_they_travel():

@@ -118,9 +118,7 @@ class Compiler:
             for warning in inexact(item):
                 _log.warning("%s: %s", name, warning)
         self.broadcast_initial_values(variables)
-        chosen = self._with_engine(item, strategy, name)
-        if self.cluster.num_workers > 1 and horovod.is_asked_for(chosen):
-            horovod.start(self.cluster, self._resources, self._key)
+        chosen = self._with_engine_started(item, strategy, name)
         channel = f"{self.cluster.run_id}/{self._key('channel')}"
         options = replace(
             self._options,
@@ -256,15 +254,26 @@ class Compiler:
         self._copies.clear()
         self._broadcast.clear()
 
-    def _with_engine(self, item: GraphItem, strategy: Strategy, name: str) -> Strategy:
-        """`strategy`, with the engine that AUTO stands for in its place: on all workers the same."""
+    def _with_engine_started(self, item: GraphItem, strategy: Strategy, name: str) -> Strategy:
+        """`strategy`, with the engine that AUTO stands for in its place: on all workers the same.
+
+        Horovod is started for it, if need be. Where that cannot be, AUTO stands for RING.
+
+        Raises:
+            StrategyError, ClusterError: Horovod is asked for by its name, and a worker has no use of it.
+        """
         engine = cast(Engine, self._chiefs("engine", automatic_engine(item, strategy, self._resources)))
-        if engine == "HOROVOD":
-            obstacle = horovod.obstacle(self.cluster, self._resources, self._key)
-            if obstacle is not None:
-                _log.info("%s: all_reduce_spec AUTO stands for RING, without Horovod: %s", name, obstacle)
-                engine = "RING"
-        return with_engine(strategy, item, engine)
+        chosen = with_engine(strategy, item, engine)
+        if self.cluster.num_workers == 1 or not horovod.is_asked_for(chosen):
+            return chosen
+        obstacle = horovod.obstacle(self.cluster, self._resources, self._key)
+        if obstacle is None:
+            horovod.start(self.cluster, self._resources, self._key)
+            return chosen
+        if horovod.is_asked_for(strategy):
+            raise obstacle
+        _log.info("%s: all_reduce_spec AUTO stands for RING, without Horovod: %s", name, obstacle)
+        return strategy
 
     def _executor(
         self,

@@ -236,6 +236,26 @@ def test_auto_does_without_where_one_worker_cannot_start_it(cluster: Cluster, pa
     same([values for _, values in results])
 
 
+def asked_for_auto() -> int:
+    """How often workers ask each other whether they can start it, for one program."""
+    asked: list[str] = []
+    obstacle = horovod.obstacle
+
+    def noted(cluster: Any, resources: ResourceSpec, key: Callable[[str], str]) -> Any:
+        asked.append(key("asked"))
+        return obstacle(cluster, resources, key)
+
+    carried, _ = train_by_auto(patch=lambda patch, _: patch.setattr(horovod, "obstacle", noted))
+    assert carried, "it runs by another engine"
+    return len(asked)
+
+
+@is_installed
+@ON_TWO
+def test_workers_ask_once_whether_it_can_start(cluster: Cluster) -> None:
+    assert cluster.run(asked_for_auto) == [1, 1]
+
+
 def warned_of_a_timeline(folder: Path) -> list[str]:
     """What is said of programs, where there is to be a timeline."""
     said: list[str] = []
@@ -306,7 +326,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
 
 def test_it_starts_when_every_worker_is_about_to(started: Started) -> None:
-    assert started.done == ["horovod", "rendezvous", "init", "horovod started"]
+    assert started.done == ["rendezvous", "init", "horovod started"]
     assert started.variables["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "1234"
 
 
@@ -564,22 +584,21 @@ def test_a_host_whose_own_name_does_not_serve_is_refused_before_horovod_ends_its
 
     monkeypatch.setattr(socket, "gethostname", lambda: "pluto")
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    with pytest.raises(ClusterError, match=rf"worker 0 \({address}\): Horovod needs a host .*{words}"):
-        horovod.start(SoloCluster(), ResourceSpec((NodeSpec(address),)), str)
+    obstacle = horovod.obstacle(SoloCluster(), ResourceSpec((NodeSpec(address),)), str)
+    assert isinstance(obstacle, ClusterError)
+    assert re.search(rf"^worker 0 \({address}\): Horovod needs a host .*{words}", str(obstacle))
 
 
 @is_installed
 def test_a_chief_at_whose_address_the_rendezvous_cannot_listen_is_refused() -> None:
-    with pytest.raises(
-        ClusterError, match=r"worker 0 \(::1\): .* the chief's IPv4 address. Received: ::1: .* AUTO or RING"
-    ):
-        horovod.start(SoloCluster(), ResourceSpec((NodeSpec("::1"),)), str)
+    obstacle = horovod.obstacle(SoloCluster(), ResourceSpec((NodeSpec("::1"),)), str)
+    assert isinstance(obstacle, ClusterError)
+    assert re.search(r"^worker 0 \(::1\): .* the chief's IPv4 address. Received: ::1: .* AUTO or RING", str(obstacle))
 
 
 @is_installed
 def test_a_rendezvous_that_cannot_listen_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(horovod_adapter.library(), "is_initialized", lambda: False)
-    monkeypatch.setattr(horovod, "_require_startable", lambda cluster, resources: None)
     words = r"rendezvous listens at the chief's IPv4 address. Received: 192.0.2.1, \[Errno \d+\] .*; Give the chief one"
     with pytest.raises(ClusterError, match=words):
         horovod.start(SoloCluster(), ResourceSpec((NodeSpec("192.0.2.1"),)), str)

@@ -47,9 +47,18 @@ def is_asked_for(strategy: Strategy) -> bool:
 
 
 def obstacle(cluster: Cluster, resources: ResourceSpec, key: Callable[[str], str]) -> AutoDistError | None:
-    """The error that `start` raises, for the first worker that has a reason: all are told the same. None: it starts.
+    """Why Horovod cannot be started on the first worker that has a reason: all are told the same. None: it can.
 
-    Every worker calls it; the arguments are those of `start`.
+    Every worker calls it.
+
+    Args:
+        cluster: the workers.
+        resources: their nodes.
+        key: makes a key for something that all workers do together, of a word for it.
+
+    Returns:
+        A StrategyError: the worker has no Horovod for its TensorFlow. A ClusterError: its host does not serve, or the
+        script has started Horovod with other ranks. The message names the worker, and what to do.
     """
     own = b""
     try:
@@ -80,21 +89,11 @@ def _require_startable(cluster: Cluster, resources: ResourceSpec) -> None:
 
 
 def start(cluster: Cluster, resources: ResourceSpec, key: Callable[[str], str]) -> None:
-    """Horovod is initialized on every worker, each of which calls this; nothing more is done where it is.
-
-    Args:
-        cluster: the workers.
-        resources: their nodes.
-        key: makes a key for something that all workers do together, of a word for it.
+    """Horovod is initialized on every worker, each of which calls this, as there is no `obstacle`; or it was before.
 
     Raises:
-        StrategyError: a worker has no Horovod for its TensorFlow.
-        ClusterError: Horovod cannot start on a worker, or was started by the script with other ranks; the message
-            names the worker, and what to do.
+        ClusterError: it does not start, though nothing seemed to be in its way.
     """
-    found = obstacle(cluster, resources, key)
-    if found is not None:
-        raise found
     library = horovod_adapter.library()
     if library.is_initialized():
         return
@@ -107,7 +106,7 @@ def start(cluster: Cluster, resources: ResourceSpec, key: Callable[[str], str]) 
             try:
                 library.init()
             except ValueError as error:
-                raise ClusterError(f"Horovod cannot start: {error}") from error
+                raise ClusterError(f"Horovod cannot start: {error}. Use all_reduce_spec RING") from error
         _end_with_run(library, cluster)
         cluster.barrier(key("horovod started"))
 

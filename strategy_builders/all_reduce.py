@@ -71,10 +71,10 @@ class AllReduce:
     def synchronizer(self, index: int) -> AllReduceSynchronizer:
         """That of the variable, or of the part of one, at that index among all."""
         return AllReduceSynchronizer(
-            self.all_reduce_spec,
-            self.compressor,
-            index // self.chunk_size,
-            self.bytes_per_pack,
-            self.timeout_seconds,
-            self.sparse_as_dense,
+            spec=self.all_reduce_spec,
+            compressor=self.compressor,
+            group=index // self.chunk_size,
+            bytes_per_pack=self.bytes_per_pack,
+            timeout_seconds=self.timeout_seconds,
+            sparse_as_dense=self.sparse_as_dense,
         )

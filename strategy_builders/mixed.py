@@ -59,9 +59,13 @@ class Parallax:
     def _builders(self) -> tuple[AllReduce, PSLoadBalancing]:
         return (
             AllReduce(
-                self.chunk_size, self.all_reduce_spec, self.compressor, self.bytes_per_pack, self.timeout_seconds
+                chunk_size=self.chunk_size,
+                all_reduce_spec=self.all_reduce_spec,
+                compressor=self.compressor,
+                bytes_per_pack=self.bytes_per_pack,
+                timeout_seconds=self.timeout_seconds,
             ),
-            PSLoadBalancing(self.local_proxy_variable, self.sync, self.staleness),
+            PSLoadBalancing(local_proxy_variable=self.local_proxy_variable, sync=self.sync, staleness=self.staleness),
         )
 
 

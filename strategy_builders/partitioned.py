@@ -124,12 +124,12 @@ class PartitionedAR:
 
     def _whole(self) -> AllReduce:
         return AllReduce(
-            self.chunk_size,
-            self.all_reduce_spec,
-            self.compressor,
-            self.bytes_per_pack,
-            self.timeout_seconds,
-            self.sparse_as_dense,
+            chunk_size=self.chunk_size,
+            all_reduce_spec=self.all_reduce_spec,
+            compressor=self.compressor,
+            bytes_per_pack=self.bytes_per_pack,
+            timeout_seconds=self.timeout_seconds,
+            sparse_as_dense=self.sparse_as_dense,
         )
 
 
@@ -167,13 +167,13 @@ class RandomAxisPartitionAR:
 
     def _fixed(self) -> PartitionedAR:
         return PartitionedAR(
-            self.chunk_size,
-            self.all_reduce_spec,
-            self.compressor,
-            self.min_shard_bytes,
-            self.bytes_per_pack,
-            self.timeout_seconds,
-            self.sparse_as_dense,
+            chunk_size=self.chunk_size,
+            all_reduce_spec=self.all_reduce_spec,
+            compressor=self.compressor,
+            min_shard_bytes=self.min_shard_bytes,
+            bytes_per_pack=self.bytes_per_pack,
+            timeout_seconds=self.timeout_seconds,
+            sparse_as_dense=self.sparse_as_dense,
         )
 
 

@@ -6,7 +6,7 @@ It owns the order of things between the workers: the same graph everywhere, the 
 import difflib
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -119,11 +119,10 @@ class Compiler:
                 _log.warning("%s: %s", name, warning)
         self.broadcast_initial_values(variables)
         chosen = self._with_engine_started(item, strategy, name)
-        channel = f"{self.cluster.run_id}/{self._key('channel')}"
         options = replace(
             self._options,
             first_instance_key=self.cluster.next_instance_key,
-            channel=channel,
+            channel=f"{self.cluster.run_id}/{self._key('channel')}",
             examples=int(self._chiefs("examples", str(examples or 0))) or None,
         )
         program = compile(item, chosen, place, options, observers=self._observers)
@@ -132,18 +131,8 @@ class Compiler:
         fed = [source.name for source in item.inputs if source.kind == "feed"]
         checked_steps = self._checked_steps if program.pace.is_together else 0
         check = InputCheck(self.cluster, self._key("inputs"), fed, steps=checked_steps)
-        if self._timeline is not None and not program.pace.is_together and self.cluster.is_chief:
-            _log.warning("%s: a timeline is of steps that workers take together; there is none of this program", name)
-        if self._timeline is not None and any(launch.by_name for launch in program.launches) and self.cluster.is_chief:
-            _log.warning(
-                "%s: TensorFlow's profiler does not see Horovod's all-reduces, so the timeline is without them; RING's "
-                "are there, with all_reduce_spec RING",
-                name,
-            )
-        for reason in strategy.replaced if self.cluster.is_chief else ():
-            _log.warning("%s: %s", name, reason)
-        for variable, reason in program.left_whole.items() if self.cluster.is_chief else ():
-            _log.warning("%s: '%s' is trained whole: %s", name, variable, reason)
+        for warning in self._otherwise(program, strategy) if self.cluster.is_chief else ():
+            _log.warning("%s: %s", name, warning)
         own = {**variables, **self.memories.of(program.memories, variables, self.cluster.num_workers)}
         shards = self.served.hold(program, strategy, own)
         executor = self._executor(program, {**variables, **shards}, state, name, namespace)
@@ -293,6 +282,19 @@ class Compiler:
             )
         }
         return Executor(program, copies, state, name=name.replace("/", "_"), namespace=namespace)
+
+    def _otherwise(self, program: CompiledProgram, strategy: Strategy) -> Iterator[str]:
+        """What of the program is not as it was asked for, in sentences for the user."""
+        if self._timeline is not None and not program.pace.is_together:
+            yield "a timeline is of steps that workers take together; there is none of this program"
+        if self._timeline is not None and any(launch.by_name for launch in program.launches):
+            yield (
+                "TensorFlow's profiler does not see Horovod's all-reduces, so the timeline is without them; RING's are "
+                "there, with all_reduce_spec RING"
+            )
+        yield from strategy.replaced
+        for variable, reason in program.left_whole.items():
+            yield f"'{variable}' is trained whole: {reason}"
 
     def _chiefs(self, what: str, value: str) -> str:
         """The chief's `value`. It is asked for in each program: what others would make of theirs may differ."""

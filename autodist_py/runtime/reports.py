@@ -60,7 +60,7 @@ class Reports:
     def period(self) -> float:
         """How long a report is held back, and how often to look for those that are missing."""
         is_limited = any(last.waits.seconds for last in self._last.values())
-        return min(PROMPT_SECONDS, HEARTBEAT_SECONDS) if is_limited else HEARTBEAT_SECONDS
+        return PROMPT_SECONDS if is_limited else HEARTBEAT_SECONDS
 
     def catch_up(self) -> None:
         """Call it before `behind` and `silent`: what this machine itself stood still, or was late, does not count.
@@ -82,16 +82,14 @@ class Reports:
         if any(time.monotonic() - self._last[rank].seen > 2 * self.period for rank in ranks):
             return None
         late = sorted(ranks, key=lambda rank: (bool(self._last[rank].waits.what), self._last[rank].waits.step, rank))
-        for last in (self._last[rank] for rank in ranks):
+        for last in (self._last[rank] for rank in ranks if self._last[rank].has_limit):
             step, seconds = last.waits.step, last.waits.seconds
-            for rank in late if last.has_limit else ():
+            for rank in late:
                 other = self._last[rank]
                 limit = last.waits.silence if other.waits.what else seconds
                 if other.waits.step < step and other.before - last.since > limit:
-                    found = (
-                        f"{limit:g} s after another it has not begun step {step} of all workers, with timeout_seconds"
-                    )
-                    return rank, f"{found} {seconds:g}"
+                    rule = f"it has not begun step {step} of all workers, with timeout_seconds {seconds:g}"
+                    return rank, f"{limit:g} s after another {rule}"
         return None
 
     def silent(self, ranks: Collection[int]) -> dict[int, str]:

@@ -71,9 +71,8 @@ class DistributedPrograms:
         self._made += 1
         if not item.gradients:
             return self._compiler.alone(item, variables, {}, name=name, namespace=self._namespace)
-        sizes = {
-            op_of(fed): value.shape[0] for fed, value in zip(signature.feeds, feeds, strict=True) if value.shape.rank
-        }
+        batched = {source.name for source in item.inputs if source.batched}
+        given = zip(signature.feeds, feeds, strict=True)
         compiled = self._compiler.distributed(
             item,
             self._strategy,
@@ -81,7 +80,7 @@ class DistributedPrograms:
             {},
             name=name,
             namespace=self._namespace,
-            examples=next((sizes[source.name] for source in item.inputs if source.batched), None),
+            examples=next((value.shape[0] for fed, value in given if op_of(fed) in batched), None),
         )
         step = _SessionStep(compiled, variables, self._compiler)
         if self._recorder is None:

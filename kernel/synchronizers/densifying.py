@@ -124,7 +124,7 @@ def _num_ids(program: Program, gradient: Gradient, examples: int | None) -> int 
         if name in inputs and "shape" in node.attr and examples is not None:
             node.attr["shape"].shape.dim[0].size = examples
         graph.node.append(node)
-    if any(True for name in needed for _ in functions_of(view.nodes[name])):
+    if any(any(functions_of(view.nodes[name])) for name in needed):
         graph.library.function.extend(view.functions)
     with tf.Graph().as_default() as scratch:
         tf.graph_util.import_graph_def(graph, name="")

@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("quick")]
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heartbeats come in quick succession, and short silences count."""
     monkeypatch.setattr(reports, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(reports, "PROMPT_SECONDS", 0.05)
     monkeypatch.setattr("autodist_py.runtime.waits.LEAST_SILENCE_SECONDS", 0.5)
     monkeypatch.setattr(coordinators, "STOPPING_SECONDS", STOPPING)
 

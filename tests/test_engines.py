@@ -163,6 +163,8 @@ def test_auto_stays_where_horovod_does_not_carry_the_type() -> None:
     for own in ("NoneCompressor", "HorovodCompressor"):
         strategy = strategy_of(AllReduceSynchronizer(compressor=own))
         assert with_engine(strategy, item, "HOROVOD") == strategy
+    strategy = strategy_of(AllReduceSynchronizer(compressor="PowerSGDCompressor"))  # Its factors are of float32.
+    assert with_engine(strategy, item, "HOROVOD") != strategy
     strategy = strategy_of(AllReduceSynchronizer(compressor="HorovodCompressor(dtype='bfloat16')"))
     assert with_engine(strategy, item_of((4, 2)), "HOROVOD") == strategy
     assert with_engine(strategy, item_of((4, 2), dtype="float16"), "HOROVOD") != strategy

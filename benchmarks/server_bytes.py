@@ -1,11 +1,12 @@
 """What variables on parameter servers send over the wire in a step, beside what they must.
 
-    python benchmarks/server_bytes.py [embedding | dense | balanced | one-link | links]
+    python benchmarks/server_bytes.py [embedding | shards | dense | balanced | one-link | links]
 
 Two workers on this machine, so that all they send each other goes through the loopback device, whose counter is read.
-`embedding`: a table of 200,000 rows of 64 float32, 3,200 indices of it per worker and step, SGD. `dense`: 40 MB of
-float32 on one server; `balanced`: on both workers. `one-link` and `links` are of three workers: what the chief's own
-connections carry where it serves all, and where all serve alike. Exits with 1 where it is more than is allowed.
+`embedding`: a table of 200,000 rows of 64 float32, 3,200 indices of it per worker and step, SGD. `shards`: the same, in
+halves on both workers, of whose indices there are four of each. `dense`: 40 MB of float32 on one server; `balanced`: on
+both workers. `one-link` and `links` are of three workers: what the chief's own connections carry where it serves all,
+and where all serve alike. Exits with 1 where it is more than is allowed.
 """
 
 import os
@@ -27,6 +28,7 @@ import tensorflow as tf
 from autodist_py import AutoDist
 from autodist_py.strategy_builders.base import StrategyBuilder
 from autodist_py.strategy_builders.parameter_server import PS, PSLoadBalancing
+from autodist_py.strategy_builders.partitioned import PartitionedPS
 
 SPEC = "nodes: [{address: 127.0.0.1, chief: true}, {address: 127.0.0.2}"
 _SENT_AND_RECEIVED = 120
@@ -84,7 +86,31 @@ def _after_half_a_pause(step: Callable[[], object], count: Callable[[], int]) ->
 
 def embedding() -> Sent:
     """A table of which few rows are used: 1.3 times the rows that travel, and 100 kB, are allowed."""
-    with AutoDist(strategy_builder=PS()) as autodist:
+
+    def travelling(ids: list[np.ndarray]) -> int:
+        return len(np.unique(ids[1]))
+
+    return _rows_of(PS(), 1, travelling)
+
+
+def shards() -> Sent:
+    """As `embedding`, of a table in a shard on each worker, and each index four times: rows travel once."""
+
+    def travelling(ids: list[np.ndarray]) -> int:
+        return len(np.unique(ids[0][ids[0] >= ROWS // 2])) + len(np.unique(ids[1][ids[1] < ROWS // 2]))
+
+    return _rows_of(PartitionedPS(), 4, travelling)
+
+
+def _rows_of(builder: StrategyBuilder, times: int, travelling: Callable[[list[np.ndarray]], int]) -> Sent:
+    """What is sent for a table, each index of a worker `times`.
+
+    Args:
+        builder: where the table is.
+        times: how often each index is drawn at once.
+        travelling: of the indices of each worker, how many rows of their own are elsewhere.
+    """
+    with AutoDist(strategy_builder=builder) as autodist:
         table = tf.Variable(tf.zeros([ROWS, WIDTH]))
         optimizer = keras.optimizers.SGD(0.1)
         optimizer.build([table])
@@ -96,10 +122,10 @@ def embedding() -> Sent:
             optimizer.apply_gradients([(tape.gradient(loss, table), table)])
             return loss
 
-        ids = np.random.default_rng(0).integers(0, ROWS, IDS * autodist.num_workers)
+        drawn = np.random.default_rng(0).integers(0, ROWS, IDS // times * autodist.num_workers)
+        ids = np.repeat(drawn, times)
         train(ids)
-        distinct = len(np.unique(ids[IDS:]))
-        rows = 2 * distinct * WIDTH * 4  # Read, and in the gradient.
+        rows = 2 * travelling(np.split(ids, autodist.num_workers)) * WIDTH * 4  # Read, and in the gradient.
         return Sent(bytes_per_step(lambda: train(ids)), rows, 1.3 * rows + 100e3)
 
 
@@ -130,6 +156,7 @@ def dense(builder: StrategyBuilder, count: Callable[[], int] = loopback_bytes, s
 
 CASES: dict[str, Callable[[], Sent]] = {
     "embedding": embedding,
+    "shards": shards,
     "dense": lambda: dense(PS()),
     "balanced": lambda: dense(PSLoadBalancing()),
     "one-link": lambda: dense(PS(), own_bytes, share=2),

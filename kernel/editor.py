@@ -1,15 +1,17 @@
 """A captured graph that is being changed: what is added to it, and what stands in the place of its ops."""
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
 from autodist_py.kernel.fragment import TensorSpec, trace
 from autodist_py.kernel.graph_view import GraphView
-from autodist_py.kernel.names import parse
+from autodist_py.kernel.names import op_of, parse
 from autodist_py.kernel.tf_adapter import output_type
+from autodist_py.proto.graph_item import GraphItem
 
 _SCOPE = "AutoDist-Shards"
 
@@ -66,23 +68,20 @@ class Editor:
         dtype = output_type(self.view.nodes[name.op], name.output)
         return TensorSpec(tensor, dtype, None if shape.rank is None else tuple(shape.as_list()))
 
-    def graph(self, run_ops: Collection[str]) -> GraphView:
-        """The graph with all changes; of ops that only wait, in the place of others, those that anyone waits for."""
+    def rewritten(self, item: GraphItem) -> GraphItem:
+        """`item`, with the graph of all changes: of its ops those that are needed.
+
+        What the changes leave without a use (what joins shards for nobody) would else count as a use of what it reads.
+        """
         graph = self.view.changed(
             added=self._added.values(),
             replaced=[
                 self._waiting(self._replaced.get(op, self.view.nodes[op])) for op in self._replaced.keys() | self._waits
             ],
         )
-        graph = graph.without(self._dropped)
-        while idle := self._idle(graph, run_ops):
-            graph = graph.without(idle)
-        return graph
-
-    def _idle(self, graph: GraphView, run_ops: Collection[str]) -> list[str]:
-        placeholders = {op for op, node in self._replaced.items() if node.op == "NoOp" and op in graph.nodes}
-        users = graph.users(placeholders - set(run_ops))
-        return [op for op, those in users.items() if not those]
+        idle = graph.nodes.keys() - graph.ancestors(_ends(item))
+        graph = graph.without(idle | self._dropped)
+        return replace(item, graph_def=graph.graph_def().SerializeToString(deterministic=True))
 
     def _waiting(self, node: tf.compat.v1.NodeDef) -> tf.compat.v1.NodeDef:
         edited = copy.deepcopy(node)
@@ -95,3 +94,12 @@ def identity(name: str, tensor: str, dtype: tf.DType, device: str = "") -> tf.co
     node = tf.compat.v1.NodeDef(name=name, op="Identity", input=[tensor], device=device)
     node.attr["T"].type = dtype.as_datatype_enum
     return node
+
+
+def _ends(item: GraphItem) -> set[str]:
+    """The ops that `item` names: what a step is given, runs and returns, and what is combined over replicas."""
+    tensors = [*(output.tensor for output in item.outputs), *(source.name for source in item.inputs)]
+    tensors += (statistic.tensor for statistic in item.statistics)
+    tensors += (tensor for gradient in item.gradients for tensor in gradient.tensors)
+    updates = (op for variable in item.variables for op in variable.update_ops)
+    return {*map(op_of, tensors), *item.run_ops, *updates}

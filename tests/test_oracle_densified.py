@@ -20,6 +20,7 @@ from tests.cluster_pool import same_on_all_workers as same
 from tests.fit_oracle import compare, compiled, fitted
 from tests.oracle import SINGLE, Parts, Values, compare_function, compare_graph
 from tests.oracle_programs import FUNCTION_FAMILIES, SIZES, batches, graph_program
+from tests.served import InShards
 
 OWN_SIZES = [(3, 2, 4), (4, 1, 2), (0, 3, 1), (2, 2, 2), (1, 0, 2)]
 """For each step the rows of each worker; some of them have none."""
@@ -156,6 +157,14 @@ def test_the_batches_of_fit_decide(cluster: Cluster, batch_size: int, wanted: st
 def test_a_table_travels_whole_beside_parts_of_dense_gradients(cluster: Cluster, tmp_path: Path) -> None:
     builder = PartitionedAR(min_shard_bytes=1, sparse_as_dense=True)
     _, how = same(cluster.run(train, door="hand-written", folder=str(tmp_path), builder=builder))
+    assert how == "dense"
+
+
+@on_two_workers
+@pytest.mark.parametrize("door", ["hand-written", "keras-3", "graph"])
+def test_columns_travel_whole_beside_others_that_live_on_a_server(cluster: Cluster, door: str, tmp_path: Path) -> None:
+    builder = InShards((None, 1), axis=1)
+    _, how = same(cluster.run(train, door=door, folder=str(tmp_path), builder=builder, sizes=LARGE))
     assert how == "dense"
 
 

@@ -70,6 +70,16 @@ def test_fit_trains_as_on_one_device(cluster: Cluster, strategy: str, optimizer:
     same(cluster.run(fit_with, strategy=strategy, optimizer=optimizer))
 
 
+@pytest.mark.parametrize("cluster", [TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
+@pytest.mark.parametrize("family", FUNCTION_FAMILIES)
+@pytest.mark.parametrize("strategy", SHARDS)
+def test_rows_of_one_index_may_be_added_up_on_their_way_to_a_shard(
+    cluster: Cluster, strategy: str, family: str
+) -> None:
+    """Of seven rows each worker looks some up several times in nearly every step, and both some."""
+    same(cluster.run(train_function, strategy=strategy, family=family, optimizer="sgd", model="both", clip=False))
+
+
 def train_parts(strategy: str, sizes: list[tuple[int, ...]]) -> Values:
     return compare_function(
         FUNCTION_FAMILIES["keras-3"]("both", "adam", clip=True),

@@ -43,8 +43,7 @@ class LookUp:
         found = [variable for variable in by_rows if _look_up(program, editor, graph, variable)]
         if not found:
             return program
-        edited = editor.graph([*item.run_ops, *(op for one in found for op in program.analysis.writes[one.name])])
-        rewritten = replace(item, graph_def=edited.graph_def().SerializeToString(deterministic=True))
+        rewritten = editor.rewritten(item)
         analysis = analyse(rewritten, batch=program.options.batch)
         return replace(program, item=rewritten, analysis=analysis, graph=analysis.captured)
 

@@ -105,13 +105,13 @@ def _partitioned(program: Program, cuts: dict[str, Cut]) -> Program:
         shards += [Shards(one.name, cut.axis, shapes, is_whole=one.name in cut.whole) for one in cut.variables]
     joined = [op for one in shards if one.is_whole for op in variables[one.variable][0].update_ops]
     run_ops = (*item.run_ops, *joined)
-    graph = editor.graph([*run_ops, *(op for one in shards for op in program.analysis.writes[one.variable])])
-    rewritten = replace(
-        item,
-        graph_def=graph.graph_def().SerializeToString(deterministic=True),
-        variables=tuple(each for variable in item.variables for each in variables[variable.name]),
-        gradients=tuple(each for gradient in item.gradients for each in gradients.get(gradient, [gradient])),
-        run_ops=run_ops,
+    rewritten = editor.rewritten(
+        replace(
+            item,
+            variables=tuple(each for variable in item.variables for each in variables[variable.name]),
+            gradients=tuple(each for gradient in item.gradients for each in gradients.get(gradient, [gradient])),
+            run_ops=run_ops,
+        )
     )
     analysis = analyse(rewritten, batch=program.options.batch)
     return replace(

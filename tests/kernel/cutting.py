@@ -7,6 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py.kernel.device import Place
+from autodist_py.kernel.graph_view import GraphView
+from autodist_py.kernel.names import op_of
 from autodist_py.kernel.passes.partition import Partition
 from autodist_py.kernel.pipeline import compile, start
 from autodist_py.kernel.program import Options, Program
@@ -43,7 +45,20 @@ def cut(item: GraphItem, nodes: Sequence[Node], *, where: Place = TWO_WORKERS, s
     config = tuple(named.get(one.name, Node(one.name, REDUCED)) for one in item.trainable_variables)
     program = Partition()(start(item, Strategy(config, (DEVICE,)), where, Options(strict=strict)))
     verify(program)
+    if program.item != item:
+        require_needed(program.item)
     return program
+
+
+def require_needed(item: GraphItem) -> None:
+    """Every op is read or waited for, or the item names it: what is without a use would count as one itself."""
+    view = GraphView(tf.compat.v1.GraphDef.FromString(item.graph_def))
+    tensors = [output.tensor for output in item.outputs] + [source.name for source in item.inputs]
+    tensors += [statistic.tensor for statistic in item.statistics]
+    tensors += [tensor for gradient in item.gradients for tensor in gradient.tensors]
+    named = {*map(op_of, tensors), *item.run_ops, *(op for one in item.variables for op in one.update_ops)}
+    used = {producer for producers in view.producers.values() for producer in producers}
+    assert not view.nodes.keys() - used - named
 
 
 def shard_values(program: Program, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -228,20 +228,25 @@ def test_where_the_number_of_ids_is_not_known_rows_stay_rows(from_iterator):
     assert travels_dense(item, sparse_as_dense=True)
 
 
-def test_rows_of_a_shard_stay_rows():
-    item = stepping(scaled, dense=False)[0].item
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_shards_rows_may_travel_as_dense_and_how_many_it_has_is_known_of_columns_only(axis):
     place = replace(programs.place(1, 1), servers={"127.0.0.1:CPU:0": 0})
 
-    def of_a_shard(as_dense):
+    def is_dense(*, as_dense=None, update=scaled):
+        item = stepping(update, dense=False)[0].item
         synchronizers = (AllReduceSynchronizer(sparse_as_dense=as_dense), PSSynchronizer("127.0.0.1:CPU:0"))
-        nodes = (Node.partitioned(one, 0, synchronizers) for one in item.trainable_variables)
+        nodes = (Node.partitioned(one, axis, synchronizers) for one in item.trainable_variables)
         strategy = Strategy(tuple(nodes), ("127.0.0.1:CPU:0",))
-        return groups(programs.after("split-batch", item, place, strategy, examples=FOR_ALL_ROWS))
+        (shard,) = groups(programs.after("split-batch", item, place, strategy, examples=FOR_ALL_ROWS))
+        assert [one.variable for one in shard.gradients] == ["table/part_0"]
+        return not shard.is_sparse
 
-    (shard,) = of_a_shard(None)
-    assert ([one.variable for one in shard.gradients], shard.is_sparse) == (["table/part_0"], True)
+    assert is_dense() == (axis == 1)
+    assert is_dense(as_dense=True)
+    assert not is_dense(as_dense=False)
+    assert not is_dense(update=lazy_momentum)
     with pytest.raises(StrategyError, match="variable 'table/part_0': sparse_as_dense=True sends"):
-        of_a_shard(as_dense=True)
+        is_dense(as_dense=True, update=lazy_momentum)
 
 
 # -- The rule ---------------------------------------------------------------------------------------------------------

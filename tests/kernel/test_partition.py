@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autodist_py.kernel.graph_view import GraphView
+from autodist_py.kernel.names import op_of
+from autodist_py.kernel.synchronizers.lookups import adds_rows_up
 from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Variable
 from autodist_py.proto.strategy import Node, shard_name
 from tests.kernel import programs
@@ -240,6 +242,31 @@ def test_what_else_uses_a_variable_sees_it_whole(what, axis):
     assert {shards.variable for shards in program.shards} == {"w", "m"}
     assert {shards.variable: shards.is_whole for shards in program.shards}["w"]
     require_same(step, program, steps)
+
+
+@pytest.mark.parametrize(("what", "is_joined"), [("tied", False), ("gradient returned", True)])
+def test_a_gradient_is_joined_only_where_something_reads_it_whole(what, is_joined):
+    step = captured(uses(what), np.ones((4, 3)))
+    (seam,) = (op_of(tensor) for gradient in step.item.gradients for tensor in gradient.tensors)
+    program = cut(step.item, [node_of(step.item, "w", Cutting(0, (2, 1)))])
+    assert (seam in program.graph.nodes) is is_joined
+    readers = program.graph.dataflow_consumers(shard_name(seam, index) for index in range(2))
+    assert any(program.graph.nodes[op].op == "ConcatV2" for op in readers) is is_joined
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+@pytest.mark.parametrize("family", FUNCTION_FAMILIES)
+def test_rows_of_shards_may_be_added_up_before_where_those_of_the_table_may(family, optimizer, clip, axis):
+    training = FUNCTION_FAMILIES[family]("both", optimizer, clip=clip)(1)
+    step = captured(training.step, *batches("both")[0])
+    sums = []
+    for nodes in ([], [thirds(step.item, variable.name, axis) for variable in step.item.trainable_variables]):
+        program = cut(step.item, nodes)
+        sparse = [gradient for gradient in program.item.gradients if gradient.is_sparse]
+        sums.append({adds_rows_up(program, gradient) for gradient in sparse})
+    assert sums == [{optimizer == "sgd" and not clip}] * 2
 
 
 # -- In which order -------------------------------------------------------------------------------------------------

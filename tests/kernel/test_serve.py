@@ -1,5 +1,6 @@
 """What crosses between workers and servers: the channels of compiled programs, and what stays on each side."""
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -165,6 +166,20 @@ def test_duplicate_rows_are_added_up_before_they_are_sent_where_that_changes_not
     program = compiled(embedding(update), (0,))
     sent = [node for node in program.graph.nodes.values() if node.op == "UnsortedSegmentSum" and "/0/1/" in node.name]
     assert bool(sent) is sums
+
+
+@pytest.mark.parametrize(("update", "sums"), [(scaled, 1), (squared, 0), (normalized, 0)])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_duplicate_rows_of_shards_are_added_up_as_those_of_a_table_are(axis, update, sums):
+    item = embedding(update)
+    synchronizers = [PSSynchronizer(device) for device in DEVICES]
+    nodes = tuple(Node.partitioned(variable, axis, synchronizers) for variable in item.trainable_variables)
+    program = compile(item, Strategy(nodes, DEVICES), place(1), Options(channel="c"))
+    pushes = [channel for channel in program.channels if len(channel.sent.tensors) > 1]
+    assert [channel.server for channel in pushes] == [0, 1]
+    for channel in pushes:
+        made = Counter(node.op for name, node in program.graph.nodes.items() if f"/{channel.name}/" in name)
+        assert (made["Unique"], made["UnsortedSegmentSum"]) == (sums, sums), channel
 
 
 def test_small_tensors_of_a_type_travel_as_one():

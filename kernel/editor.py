@@ -17,7 +17,7 @@ _SCOPE = "AutoDist-Shards"
 
 
 class Editor:
-    """Collects changes; every op keeps its name, whatever stands there."""
+    """Collects changes; every op that is still needed keeps its name, whatever stands there."""
 
     def __init__(self, view: GraphView):
         self.view = view

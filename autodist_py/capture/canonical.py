@@ -24,6 +24,8 @@ _DROPPED_ATTRIBUTES = frozenset(
         "_backward_func_name",
     }
 )
+_PAIRED = frozenset({"forward_function_name", "backward_function_name"})
+"""Attributes of functions that were made for a gradient: counted names of each other, by which nothing calls them."""
 
 
 def canonical(graph: tf.compat.v1.GraphDef, keep: Collection[str]) -> tf.compat.v1.GraphDef:
@@ -84,7 +86,7 @@ def _numbered(original: tf.compat.v1.NodeDef) -> tf.compat.v1.NodeDef:
     function.signature.name = ""
     function.signature.ClearField("description")
     for key in original.attr:
-        if key.startswith("_"):
+        if key.startswith("_") or key in _PAIRED:
             del function.attr[key]
     ops = {argument.name: f"arg_{index}" for index, argument in enumerate(function.signature.input_arg)}
     ops |= {node.name: f"{node.op}_{index}" for index, node in enumerate(function.node_def)}

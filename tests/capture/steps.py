@@ -108,7 +108,26 @@ def sparse_embedding() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return step, (tf.constant([1, 2, 2, 5], tf.int64),)
 
 
-FUNCTION_STEPS = {"keras_mlp": keras_mlp, "control_flow": control_flow, "sparse_embedding": sparse_embedding}
+def persistent_tape() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A step whose tape is asked twice: of the loop under it TensorFlow makes a function, and more for its gradient."""
+    w = tf.Variable(tf.ones([3, 1]), name="w")
+
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape(persistent=True) as tape:
+            _, value = tf.while_loop(lambda i, _: i < 2, lambda i, v: (i + 1, tf.tanh(v)), [0, tf.matmul(x, w)])
+            losses = [tf.reduce_mean(value), tf.reduce_mean(tf.square(value))]
+        for loss in losses:
+            w.assign_sub(0.1 * tape.gradient(loss, w))
+
+    return step, (batch(),)
+
+
+FUNCTION_STEPS = {
+    "keras_mlp": keras_mlp,
+    "control_flow": control_flow,
+    "sparse_embedding": sparse_embedding,
+    "persistent_tape": persistent_tape,
+}
 
 
 def graph_mode() -> tuple[GraphScope, Signature]:

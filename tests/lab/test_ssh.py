@@ -5,13 +5,13 @@ import re
 import signal
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
+from tests.by_horovod import is_installed
 from tests.lab.conftest import Lab, Run
 
 pytestmark = pytest.mark.alone
@@ -325,9 +325,7 @@ def test_ctrl_c_ends_all_on_all_hosts(lab, start, tmp_path):
         (2, HEARTBEAT_SECONDS, 60.0, "AUTO"),
         (2, 30.0, 2.5, "AUTO"),
         (0, 30.0, 2.5, "AUTO"),
-        pytest.param(
-            2, HEARTBEAT_SECONDS, 60.0, "HOROVOD", marks=pytest.mark.skipif(find_spec("horovod") is None, reason="none")
-        ),
+        pytest.param(2, HEARTBEAT_SECONDS, 60.0, "HOROVOD", marks=is_installed),
     ],
 )
 def test_when_a_host_is_cut_off_all_raise_and_name_who_is_missing_and_the_group(

@@ -1,0 +1,138 @@
+"""Real runs of two workers: a script, its processes, and what they print. Each run is a script of its own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.processes import ROOT, is_running
+
+PREAMBLE = """
+import json, os, signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from autodist_py.proto.errors import ClusterError, WorkerFailedError
+from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
+from autodist_py.runtime.cluster import join_cluster
+from autodist_py.settings import Settings
+
+SPEC = ResourceSpec((NodeSpec("127.0.0.1", cpus=(0, 1), chief=True), NodeSpec("127.0.0.2")))
+print("pid", os.getpid(), flush=True)
+
+
+def join(**timeout):
+    global tf, cluster
+    cluster = join_cluster(SPEC, Settings.from_environment(), **timeout)
+    import tensorflow as tf
+    return cluster
+
+
+def ring(group_key):
+    from tensorflow.python.ops import collective_ops, gen_resource_variable_ops
+    devices = [f"/job:worker/replica:0/task:{cluster.rank}/device:CPU:{i}" for i in range([2, 1][cluster.rank])]
+    tokens = []
+    for device in devices:
+        with tf.device(device):
+            tokens.append(gen_resource_variable_ops.var_handle_op(dtype=tf.float32, shape=[], shared_name=device))
+
+    @tf.function(input_signature=[tf.TensorSpec([None])] * len(devices))
+    def reduce(*values):
+        results = []
+        for device, value, token in zip(devices, values, tokens):
+            with tf.device(device):
+                results.append(collective_ops.all_reduce_v2(
+                    value, 3, group_key, tf.size(value), communication_hint="ring", ordering_token=token))
+        return results
+
+    def call(size):
+        first = 1 + 2 * cluster.rank
+        return [v.numpy().tolist() for v in reduce(*[tf.fill([size], float(first + i)) for i in range(len(devices))])]
+
+    return call
+
+
+def ready():
+    cluster.barrier("ready")
+    print("ready", time.time(), flush=True)
+
+
+def wait_for_ever():
+    while True:
+        cluster.check()
+        time.sleep(0.05)
+"""
+"""What every script begins with, and may use."""
+
+
+class Run:
+    """A script as the chief's process, in a session of its own, and what all its workers print."""
+
+    def __init__(self, folder: Path, body: str, **environment: str):
+        script = folder / "train.py"
+        script.write_text(PREAMBLE + textwrap.dedent(body))
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", str(script)],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"} | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout or ():
+            self.lines.append(line.rstrip("\n"))
+
+    def wait_for(self, text: str, count: int = 1, seconds: float = 90.0) -> None:
+        """Returns when as many lines have the text."""
+        deadline = time.monotonic() + seconds
+        while sum(text in line for line in list(self.lines)) < count:
+            assert time.monotonic() < deadline, f"no {text!r} in:\n{self.text}"
+            assert self.process.poll() is None or self._reader.is_alive(), self.text
+            time.sleep(0.02)
+
+    def end(self, seconds: float) -> int:
+        """Waits for the end of all of its processes; its exit code."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the chief still runs after {seconds} s:\n{self.text}")
+        deadline = time.monotonic() + seconds
+        while running := [pid for pid in self.pids.values() if is_running(pid)]:
+            assert time.monotonic() < deadline, f"{running} still run:\n{self.text}"
+            time.sleep(0.02)
+        self._reader.join(5)
+        return code
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids by rank."""
+        matches = [re.fullmatch(r"(?:\[(\d)\] )?pid (\d+)", line) for line in list(self.lines)]
+        return {int(match[1] or 0): int(match[2]) for match in matches if match}
+
+    @property
+    def causes(self) -> dict[int, str]:
+        """The cause that each process printed, by rank."""
+        matches = [re.fullmatch(r"(?:\[(\d)\] )?autodist: (.*)", line) for line in list(self.lines)]
+        return {int(match[1] or 0): match[2] for match in matches if match}
+
+    def close(self) -> None:
+        for pid in [self.process.pid, *self.pids.values()]:
+            if is_running(pid):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(10)

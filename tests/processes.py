@@ -1,7 +1,9 @@
-"""What tests of processes share: whether one runs, and a pipe for what workers write."""
+"""What tests of processes share: whether one runs, a pipe for what workers write, and a wait for what others do."""
 
 import os
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from autodist_py.runtime.launcher import LineOutput
@@ -42,3 +44,11 @@ def is_running(process_id: int) -> bool:
         return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    """Returns when the condition holds: when another thread or process is as far as a test needs it."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"what this waits for has not happened within {seconds:g} s"
+        time.sleep(0.01)

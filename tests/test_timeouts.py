@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from autodist_py import AutoDist
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import StrategyBuilder
 from tests.cluster_pool import TWO_WORKERS, CaseFailedError, Cluster
+from tests.processes import until
 
 STEPS = 15
 """More than those in which workers compare what they are given."""
@@ -25,13 +27,26 @@ pytestmark = [
 ]
 
 
+def report(autodist: AutoDist) -> None:
+    """Returns when the chief knows at which step this worker is: the second answer is to a heartbeat sent since."""
+    cluster: Any = autodist._cluster
+    answers = cluster._waits._answers
+    until(lambda: cluster._waits._answers >= answers + 2)
+
+
 def train(builder: StrategyBuilder, victim: int, does: str, folder: str) -> None:
-    """Trains until the victim dies, or sleeps for longer than anybody is to wait; each notes when that ended."""
+    """Trains until the victim dies, or stands still for longer than anybody is to wait; each notes when that ended."""
     with AutoDist(strategy_builder=builder) as autodist:
         weights = tf.Variable(np.ones([4, 2]), name="weights")
+        in_step = Path(folder, f"in-step-{1 - victim}")
+
+        def note_step() -> None:
+            if autodist.rank != victim and number == STEPS + 1:
+                in_step.touch()
 
         @autodist.function
         def step(x: tf.Tensor) -> None:
+            tf.py_function(note_step, [], [])
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(tf.square(x @ weights))
             weights.assign_sub(0.01 * tape.gradient(loss, weights))
@@ -40,10 +55,10 @@ def train(builder: StrategyBuilder, victim: int, does: str, folder: str) -> None
             if number == STEPS + 1 and autodist.rank == victim:
                 Path(folder, "begun").write_text(str(time.time()))
                 if does == "dies":
-                    time.sleep(1.5)  # The others wait for it by then.
+                    until(in_step.exists)  # The other one is in a step that cannot end.
+                    report(autodist)
                     os.kill(os.getpid(), signal.SIGKILL)
-                else:
-                    time.sleep(60)
+                time.sleep(60)  # It lives, and does not come.
             try:
                 step(np.ones([6, 4]))
             except Exception:
@@ -77,8 +92,8 @@ def test_who_waits_for_a_lost_worker_says_in_which_group(cluster: Cluster, tmp_p
     with pytest.raises(CaseFailedError) as raised:
         cluster.run(train, builder=AllReduce(), victim=1, does="dies", folder=str(tmp_path))
     text = str(raised.value)
-    assert re.search(  # The step is the last that it reported.
-        r"worker 1 \(127.0.0.2\) ended at step \d+: killed by SIGKILL; see its output above, while worker 0 "
+    assert re.search(
+        rf"worker 1 \(127.0.0.2\) ended at step {STEPS}: killed by SIGKILL; see its output above, while worker 0 "
         r"\(127.0.0.1\) waited for it to combine dense gradients of weights\n",
         text,
     )
@@ -86,15 +101,19 @@ def test_who_waits_for_a_lost_worker_says_in_which_group(cluster: Cluster, tmp_p
     assert set(seconds(tmp_path)) == {0}
 
 
-def dies_half_way(builder: StrategyBuilder) -> None:
-    """A worker dies when one of its gradients has been combined, and the other has not been computed."""
+def dies_half_way(builder: StrategyBuilder, folder: str) -> None:
+    """A worker dies when the other has one of the gradients combined, and it has not computed its part of the last."""
     with AutoDist(strategy_builder=builder) as autodist:
         first, second = (tf.Variable(np.ones([4, 4]), name=name) for name in ("first", "second"))
-        is_last = [False]
+        combined = Path(folder, "combined")
+
+        def note_combined(gradient: tf.Tensor) -> None:
+            if autodist.rank == 0 and number == STEPS - 1:
+                combined.touch()
 
         def die() -> None:
-            if is_last[0]:
-                time.sleep(1.0)  # By then all have combined what they have.
+            if autodist.rank == 1 and number == STEPS - 1:
+                until(combined.exists)
                 os.kill(os.getpid(), signal.SIGKILL)
 
         @tf.custom_gradient
@@ -109,17 +128,18 @@ def dies_half_way(builder: StrategyBuilder) -> None:
         def step(x: tf.Tensor) -> None:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(tf.square(passed_on(x @ first) @ second))
-            for variable, gradient in zip((first, second), tape.gradient(loss, (first, second)), strict=True):
+            gradients = tape.gradient(loss, (first, second))
+            tf.py_function(note_combined, [gradients[1]], [])
+            for variable, gradient in zip((first, second), gradients, strict=True):
                 variable.assign_sub(0.01 * gradient)
 
-        for number in range(STEPS):
-            is_last[0] = autodist.rank == 1 and number == STEPS - 1
+        for number in range(STEPS):  # noqa: B007 (what the notes are of)
             step(np.ones([6, 4]))
 
 
-def test_the_cause_names_the_group_of_several_in_which_the_others_wait(cluster: Cluster) -> None:
+def test_the_cause_names_the_group_of_several_in_which_the_others_wait(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(CaseFailedError) as raised:
-        cluster.run(dies_half_way, builder=AllReduce(chunk_size=1))
+        cluster.run(dies_half_way, builder=AllReduce(chunk_size=1), folder=str(tmp_path))
     cause = r"worker 1 \(127.0.0.2\) ended .*, while worker 0 \(127.0.0.1\) waited for it to combine (.*)\n"
     assert set(re.findall(cause, str(raised.value))) == {"dense gradients of first"}
 
@@ -131,7 +151,7 @@ def slow(builder: StrategyBuilder) -> None:
 
         @autodist.function
         def step(x: tf.Tensor) -> tf.Tensor:
-            tf.py_function(lambda: time.sleep(2.2), [], [])
+            tf.py_function(lambda: time.sleep(2.2), [], [])  # A step that is slow.
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(tf.square(x @ weights))
             weights.assign_sub(0.01 * tape.gradient(loss, weights))
@@ -139,7 +159,7 @@ def slow(builder: StrategyBuilder) -> None:
 
         for _ in range(2):
             step(np.ones([6, 4]))
-            time.sleep(2.2)
+            time.sleep(2.2)  # Its own work, between steps.
 
 
 def test_slow_steps_are_no_waiting(cluster: Cluster) -> None:

@@ -1,6 +1,5 @@
 """Coordinators of two workers or three, called from threads as workers do."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 from autodist_py.proto.errors import ClusterError
@@ -37,11 +36,3 @@ def joined(heartbeat_timeout=5.0, addresses=ADDRESSES):
 
 def exchange(coordinator, rank, key, *, everyone=True, timeout=5.0):
     return coordinator.exchange(rank, key, value=f"{key}{rank}".encode(), everyone=everyone, timeout=timeout)
-
-
-def until(condition):
-    """Returns when the condition holds; so that another thread is as far as a test needs it."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -11,7 +11,8 @@ from autodist_py.proto.errors import ClusterError, WorkerFailedError
 from autodist_py.runtime.calls import Membership
 from autodist_py.runtime.coordinator import Coordinator
 from autodist_py.runtime.waits import LEAST_SILENCE_SECONDS, Waits
-from tests.runtime.coordinators import THREE, both, exchange, joined, make_coordinator, until
+from tests.processes import until
+from tests.runtime.coordinators import THREE, both, exchange, joined, make_coordinator
 
 pytestmark = pytest.mark.alone
 
@@ -158,7 +159,7 @@ def test_a_step_that_one_did_not_reach_ends_the_run_with_its_exit_code_at_once()
         coordinator.process_ended(1, 3)
 
     threading.Thread(target=leave_and_exit).start()
-    time.sleep(0.2)
+    until(lambda: coordinator._left)
     begun = time.monotonic()
     while (cause := coordinator.heartbeat(0, 6).cause) is None and time.monotonic() < begun + 5:
         pass

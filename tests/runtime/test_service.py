@@ -1,16 +1,17 @@
 """The coordinator's gRPC service, and its clients."""
 
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
 from autodist_py.runtime.calls import Membership
 from autodist_py.runtime.service import ChiefLostError, CoordinatorClient, serve
 from autodist_py.runtime.waits import STOPPING_SECONDS, Waits
-from tests.runtime.coordinators import both, exchange, make_coordinator, until
+from tests.processes import until
+from tests.runtime.coordinators import both, exchange, make_coordinator
 
 pytestmark = pytest.mark.alone  # Some take a free port, and bind it later.
 
@@ -78,8 +79,10 @@ def test_a_worker_that_awaits_its_chief_may_come_first():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     client = CoordinatorClient(f"127.0.0.1:{port}", "the secret", heartbeat_timeout=5, awaits_chief=True)
+    states: list[grpc.ChannelConnectivity] = []
+    client._channel.subscribe(states.append)
     worker = ThreadPoolExecutor(1).submit(client.join, 1, "host:1", fingerprint="spec", timeout=20)
-    time.sleep(0.5)
+    until(lambda: grpc.ChannelConnectivity.TRANSIENT_FAILURE in states)  # It has tried, and nobody was there.
     coordinator = make_coordinator()
     server, _ = serve(coordinator, "the secret", host="::", port=port)
 

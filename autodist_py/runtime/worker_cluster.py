@@ -123,7 +123,6 @@ class WorkerCluster:
         return cls(rank, resources, client, settings, client=client)
 
     def _join(self, port: HeldPort, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
         if self._chief is not None:
             self._chief.launch_workers()
         node = self._resources.workers[self.rank]
@@ -134,7 +133,7 @@ class WorkerCluster:
                 self.rank,
                 host_and_port(node.address, port.number),
                 fingerprint=self._resources.fingerprint,
-                timeout=deadline - time.monotonic(),
+                timeout=timeout,
             )
         )
         self.run_id, self.seed = membership.run_id, membership.seed

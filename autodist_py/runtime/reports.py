@@ -23,9 +23,9 @@ class _Report(NamedTuple):
     before: float
 
     def later(self, seconds: float) -> "_Report":
-        return _Report(
-            min(time.monotonic(), self.seen + seconds), self.waits, self.since + seconds, self.before + seconds
-        )
+        """The report as if it had come so much later, but not later than now."""
+        now = time.monotonic()
+        return self._replace(seen=min(now, self.seen + seconds), since=min(now, self.since + seconds))
 
     @property
     def has_limit(self) -> bool:
@@ -45,8 +45,6 @@ class Reports:
         """A worker has joined, or reports."""
         now = time.monotonic()
         last = self._last.get(rank)
-        if last is None:
-            self._checked = now
         is_same = last is not None and (last.waits.step, bool(last.waits.what)) == (waits.step, bool(waits.what))
         since, before = (now, -math.inf) if last is None else (last.since if is_same else now, last.seen)
         self._last[rank] = _Report(now, waits, since, before)
@@ -104,9 +102,9 @@ class Reports:
             if quiet > self._heartbeat_timeout:
                 found[rank] = f"no heartbeat for {self._heartbeat_timeout:g} s"
                 continue
-            for other, last in self._last.items():
+            for last in self._last.values():
                 silence = last.waits.silence
-                is_waiting = other != rank and last.has_limit and now - last.seen <= silence < now - last.since
+                is_waiting = last.has_limit and now - last.seen <= silence < now - last.since
                 if is_waiting and quiet > silence:
                     found[rank] = f"no heartbeat for {silence:g} s, with timeout_seconds {last.waits.seconds:g}"
         return found

@@ -15,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py.kernel.batch import batched_tensors
-from autodist_py.kernel.graph_view import functions_of
 from autodist_py.kernel.names import op_of
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.synchronizers.lookups import adds_rows_up
@@ -124,8 +123,7 @@ def _num_ids(program: Program, gradient: Gradient, examples: int | None) -> int 
         if name in inputs and "shape" in node.attr and examples is not None:
             node.attr["shape"].shape.dim[0].size = examples
         graph.node.append(node)
-    if any(any(functions_of(view.nodes[name])) for name in needed):
-        graph.library.function.extend(view.functions)
+    graph.library.function.extend(view.functions)
     with tf.Graph().as_default() as scratch:
         tf.graph_util.import_graph_def(graph, name="")
     size = scratch.get_operation_by_name(op_of(indices)).outputs[0].shape[0]

@@ -77,8 +77,7 @@ class Group:
     def carries(self, program: Program, output: Output) -> bool:
         """Whether the output can be combined along with these gradients, which are laid into one buffer anyway."""
         return (
-            not self.is_sparse
-            and len(self.gradients) > 1
+            len(self.gradients) > 1  # One that is sparse is alone, too.
             and isinstance(self.compressor, NoneCompressor)
             and self.dtype.name == output.dtype
             and output.shape is not None
@@ -105,8 +104,8 @@ def groups(program: Program) -> list[Group]:
     last: it keeps none waiting that could go ahead.
     """
     found = sorted(_gradient_groups(program), key=lambda group: group.rank(program))
-    for tensor, output in {output.tensor: output for _, output in differing(program)}.items():
-        ready = program.analysis.depth[op_of(tensor)]
+    for _, output in differing(program):
+        ready = program.analysis.depth[op_of(output.tensor)]
         carriers = [index for index, group in enumerate(found) if group.carries(program, output)]
         if carriers:
             first = next((index for index in carriers if found[index].depth(program) >= ready), carriers[-1])

@@ -1,5 +1,7 @@
 """Place and order: every op has a device, and every worker launches its collectives in the same order."""
 
+import itertools
+
 import networkx as nx
 import pytest
 import tensorflow as tf
@@ -90,6 +92,20 @@ def test_each_collective_waits_for_all_before_it_but_one_and_nccls_for_all(hint)
             assert all(awaited[:-1]), "all before it but one"
             waits_for_the_one_before += awaited[-1:]
     assert all(waits_for_the_one_before) == (hint == b"nccl")
+
+
+def test_where_some_are_nccls_each_collective_waits_for_the_one_before_it():
+    strategy = programs.all_reduce(ITEMS["sparse"], spec="RING", chunk_size=1)
+    program = programs.after("fetch", ITEMS["sparse"], programs.place(2, 2), strategy)
+    reductions = [node for node in program.graph.nodes.values() if node.op == "CollectiveReduceV2"]
+    for node in reductions:
+        node.attr["communication_hint"].s = b"nccl"
+    program = Order()(program)
+    assert 0 < len(reductions) < sum(len(launch.ops) for launch in program.launches), "gathers are rings"
+    graph = program.graph.digraph
+    for earlier, later in itertools.pairwise(program.launches):
+        for op in later.ops:
+            assert set(earlier.ops) <= nx.ancestors(graph, op)
 
 
 def test_every_op_has_a_device_and_an_update_that_of_its_variable():

@@ -116,6 +116,24 @@ def test_a_loss_travels_by_itself_where_gradients_cannot_carry_it(step, settings
     assert sorted(collectives_of(step, **settings)) == ["dense", "fetches"]
 
 
+@pytest.mark.parametrize(("room", "others"), [(7, 2), (8, 1), (15, 1), (16, 0)])
+def test_as_many_outputs_travel_with_gradients_as_their_buffer_holds(room, others):
+    step = regression(returned=lambda loss, x, gradients: (loss, 2.0 * loss))
+    item = steps.capture(step, tf.ones([4, 2], tf.float64)).item
+    (group,) = groups(programs.after("combine", item, programs.place(1, 1), in_packs(item, 2 * 2 * 8 + room)))
+    assert len(item.outputs) - len(group.outputs) == others
+
+
+def test_an_output_of_unknown_shape_does_not_travel_with_gradients():
+    step = regression(
+        returned=lambda loss, x, gradients: (loss, tf.numpy_function(lambda one: one, [loss], tf.float64))
+    )
+    item = steps.capture(step, tf.ones([4, 2], tf.float64)).item
+    (group,) = groups(programs.after("combine", item, programs.place(1, 1)))
+    assert [output.shape for output in item.outputs] == [(), None]
+    assert group.outputs == item.outputs[:1]
+
+
 def test_an_output_that_is_ready_late_keeps_no_gradients_waiting():
     weights = [tf.Variable(np.eye(4), name=f"w{index}") for index in range(4)]
 

@@ -170,6 +170,11 @@ def test_auto_stays_where_horovod_does_not_carry_the_type() -> None:
     assert with_engine(strategy, item_of((4, 2), dtype="float16"), "HOROVOD") != strategy
 
 
+def test_nccl_stands_in_the_place_of_auto_for_what_horovod_alone_does_not_carry() -> None:
+    asked = strategy_of(AllReduceSynchronizer("NCCL"))
+    assert with_engine(strategy_of(AllReduceSynchronizer()), item_of((4, 2), dtype="bfloat16"), "NCCL") == asked
+
+
 @pytest.mark.parametrize(("sparse_as_dense", "expected"), [(True, "HOROVOD"), (False, "RING"), (None, "RING")])
 def test_rows_that_are_to_travel_as_dense_gradients_count_as_such(sparse_as_dense: bool | None, expected: str) -> None:
     builder = AllReduce(sparse_as_dense=sparse_as_dense)

@@ -2,12 +2,13 @@
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import pytest
 
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
-from autodist_py.runtime.calls import Membership
+from autodist_py.runtime.calls import Membership, Pulse
 from autodist_py.runtime.service import ChiefLostError, CoordinatorClient, serve
 from autodist_py.runtime.waits import STOPPING_SECONDS, Waits
 from tests.processes import until
@@ -48,6 +49,28 @@ def test_a_failure_that_waits_for_what_others_say_of_another_is_no_lost_chief(se
     cause = client.abort(0, "failed", detail="why", step=8)
 
     assert cause.startswith("worker 1 (127.0.0.2) ended") and cause.endswith("that combines dense gradients of w")
+
+
+def test_what_a_heartbeat_says_and_is_told_is_the_same_elsewhere():
+    heard = []
+    pulse = Pulse("why", finished=True, lost=(1, 3), suspicion="who")
+
+    class Hearing:
+        def heartbeat(self, rank, step, waits):
+            heard.append((rank, step, waits))
+            return pulse
+
+    hearing: Any = Hearing()
+    server, port = serve(hearing, "the secret", host="127.0.0.1", port=0)
+    try:
+        client = CoordinatorClient(f"127.0.0.1:{port}", "the secret", heartbeat_timeout=5)
+        waits = Waits(7, 2.5, "dense gradients of w", "dense gradients of v")
+        assert client.heartbeat(1, 9, waits) == pulse
+        assert heard == [(1, 9, waits)]
+        pulse = Pulse(None, finished=False)
+        assert client.heartbeat(1, 9) == pulse
+    finally:
+        server.stop(None)
 
 
 def test_large_values_pass(service):

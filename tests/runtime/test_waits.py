@@ -92,6 +92,23 @@ def test_a_worker_whose_run_goes_on_after_a_step_has_raised_waits_for_nobody():
     assert cluster.waits.now == Waits(1, 0.0)
 
 
+def test_a_step_says_first_that_it_waits_for_gradients():
+    cluster = Waiting()
+    seen = []
+
+    def run(feeds):
+        seen.append(cluster.waits.now)
+        return []
+
+    running: Any = SimpleNamespace(run=run)
+    unchecked: Any = lambda feeds: None  # noqa: E731
+    nothing: Any = SimpleNamespace(before_step=lambda: None, after_step=lambda: None)
+    launches = [Launch((f"op{rank}",), (rank,), what) for rank, what in enumerate(["fetches loss", f"sparse {W}"])]
+    StepProgram(running, cluster, unchecked, nothing, launches=launches, timeout=2.0).run([])
+
+    assert seen == [Waits(1, 2.0, f"sparse {W} (one of its 2 collectives)")]
+
+
 @pytest.mark.alone
 def test_where_a_step_was_stopped_is_known_as_soon_as_it_says_so():
     waits, begun = OwnWaits(), time.monotonic()
@@ -101,3 +118,13 @@ def test_where_a_step_was_stopped_is_known_as_soon_as_it_says_so():
         waits.find_out()
         assert waits.now.stopped_in == "dense gradients of v"
     assert time.monotonic() - begun < 0.4
+
+
+def test_where_an_earlier_step_was_stopped_is_no_answer_for_the_next():
+    waits = OwnWaits()
+    with waits.together(1.0, W):
+        waits.stopped_in("")  # It raised in none, and the script went on.
+    with waits.together(1.0, W):
+        threading.Timer(0.2, waits.stopped_in, ["dense gradients of v"]).start()
+        waits.find_out()
+        assert waits.now.stopped_in == "dense gradients of v"

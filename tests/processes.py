@@ -1,14 +1,67 @@
-"""What tests of processes share: whether one runs, a pipe for what workers write, and a wait for what others do."""
+"""What tests of processes share: a command that runs, a pipe for what workers write, a wait for what others do."""
 
 import os
+import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import pytest
 
 from autodist_py.runtime.launcher import LineOutput
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+class Command:
+    """A command that runs in a session of its own, and what it prints."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]):
+        self.process = subprocess.Popen(
+            arguments,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout or ():
+            self.lines.append(line.rstrip("\n"))
+
+    @property
+    def text(self) -> str:
+        """What it has printed so far."""
+        return "\n".join(self.lines)
+
+    def wait_for(self, text: str, count: int = 1, seconds: float = 90.0) -> None:
+        """Returns when as many lines have the text."""
+        deadline = time.monotonic() + seconds
+        while sum(text in line for line in list(self.lines)) < count:
+            assert time.monotonic() < deadline, f"not {count} times {text!r} in:\n{self.text}"
+            assert self.process.poll() is None or self._reader.is_alive(), self.text
+            time.sleep(0.02)
+
+    def end(self, seconds: float) -> int:
+        """The exit code, when it has ended and all of its output is read."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"it still runs after {seconds} s:\n{self.text}")
+        self._reader.join(5)
+        return code
+
+    def close(self) -> None:
+        """It is ended, if it runs."""
+        self.process.kill()
+        self.process.wait(10)
 
 
 class Lines:

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import is_running
+from tests.processes import Command, is_running
 from tools.netlab import NETLAB, why_there_is_no_lab
 
 HOSTS = 3
@@ -60,64 +59,21 @@ class Lab:
         return os.environ | {"NETLAB_DIR": str(self.state)}
 
 
-class Run:
-    """A command that runs on a host, and its output."""
-
-    def __init__(self, command: list[str], folder: Path, environment: dict[str, str]):
-        self._process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        for line in self._process.stdout or ():
-            self.lines.append(line.rstrip("\n"))
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
-
-    def wait_for(self, text: str, count: int = 1, seconds: float = 90.0) -> None:
-        deadline = time.monotonic() + seconds
-        while sum(text in line for line in list(self.lines)) < count:
-            assert time.monotonic() < deadline, f"not {count} times {text!r} in:\n{self.text}"
-            assert self._process.poll() is None or self._reader.is_alive(), self.text
-            time.sleep(0.02)
+class Run(Command):
+    """A command that runs on a host."""
 
     def send(self, number: signal.Signals) -> None:
         """The command itself gets the signal, and nothing between it and this process."""
-        (child,) = read(f"/proc/{self._process.pid}/task/{self._process.pid}/children").split()
+        (child,) = read(f"/proc/{self.process.pid}/task/{self.process.pid}/children").split()
         os.kill(int(child), number)
 
     def press_ctrl_c(self) -> None:
         """What a terminal does: all in the process group get SIGINT, but for what only leads to the host."""
         for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != self._process.pid:
+            if entry.name.isdigit() and int(entry.name) != self.process.pid:
                 with suppress(ProcessLookupError):
-                    if os.getpgid(int(entry.name)) == self._process.pid:
+                    if os.getpgid(int(entry.name)) == self.process.pid:
                         os.kill(int(entry.name), signal.SIGINT)
-
-    def end(self, seconds: float) -> int:
-        """The exit code."""
-        try:
-            code = self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"it still runs after {seconds} s:\n{self.text}")
-        self._reader.join(5)
-        return code
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait(10)
 
 
 def read(path: str) -> str:

@@ -3,16 +3,12 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import textwrap
-import threading
 import time
 from pathlib import Path
 
-import pytest
-
-from tests.processes import ROOT, is_running
+from tests.processes import ROOT, Command, is_running
 
 PREAMBLE = """
 import json, os, signal, sys, threading, time
@@ -70,54 +66,23 @@ def wait_for_ever():
 """What every script begins with, and may use."""
 
 
-class Run:
-    """A script as the chief's process, in a session of its own, and what all its workers print."""
+class Run(Command):
+    """A script as the chief's process, and what all its workers print."""
 
     def __init__(self, folder: Path, body: str, **environment: str):
         script = folder / "train.py"
         script.write_text(PREAMBLE + textwrap.dedent(body))
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", str(script)],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"} | environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        for line in self.process.stdout or ():
-            self.lines.append(line.rstrip("\n"))
-
-    def wait_for(self, text: str, count: int = 1, seconds: float = 90.0) -> None:
-        """Returns when as many lines have the text."""
-        deadline = time.monotonic() + seconds
-        while sum(text in line for line in list(self.lines)) < count:
-            assert time.monotonic() < deadline, f"no {text!r} in:\n{self.text}"
-            assert self.process.poll() is None or self._reader.is_alive(), self.text
-            time.sleep(0.02)
+        own = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        super().__init__([sys.executable, "-u", str(script)], folder, os.environ | own | environment)
 
     def end(self, seconds: float) -> int:
-        """Waits for the end of all of its processes; its exit code."""
-        try:
-            code = self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"the chief still runs after {seconds} s:\n{self.text}")
+        """The chief's exit code, when all of the run's processes have ended."""
+        code = super().end(seconds)
         deadline = time.monotonic() + seconds
         while running := [pid for pid in self.pids.values() if is_running(pid)]:
             assert time.monotonic() < deadline, f"{running} still run:\n{self.text}"
             time.sleep(0.02)
-        self._reader.join(5)
         return code
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
 
     @property
     def pids(self) -> dict[int, int]:
@@ -132,6 +97,7 @@ class Run:
         return {int(match[1] or 0): match[2] for match in matches if match}
 
     def close(self) -> None:
+        """All of its processes are ended, if they run."""
         for pid in [self.process.pid, *self.pids.values()]:
             if is_running(pid):
                 os.kill(pid, signal.SIGKILL)

@@ -1,30 +1,19 @@
 """Who is missing by the reports of all workers, on a clock that goes as a test lets it."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from autodist_py.runtime import reports
 from autodist_py.runtime.reports import Reports
 from autodist_py.runtime.waits import NO_WAITS, PROMPT_SECONDS, Waits
+from tests.runtime.clock import Clock
 
 W = "dense gradients of w"
-
-
-class Clock:
-    """What `reports.py` takes for the time."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(reports, "time", SimpleNamespace(monotonic=clock.monotonic))
+    monkeypatch.setattr(reports, "time", clock)
     return clock
 
 

@@ -14,6 +14,7 @@ from autodist_py.runtime.calls import Pulse
 from autodist_py.runtime.coordinator import Coordinator
 from autodist_py.runtime.waits import Waits
 from tests.processes import until
+from tests.runtime.clock import Clock
 from tests.runtime.coordinators import ADDRESSES, THREE, exchange, joined
 
 HEARTBEAT = 0.05
@@ -22,16 +23,6 @@ STOPPING = 0.5
 W = "dense gradients of w"
 AT_LAST = "while worker {} ({}) was in a step that combines dense gradients of w"
 STOPPED = "while worker {} ({}) waited for it to combine dense gradients of w"
-
-
-class Clock:
-    """It stands in the place of the module `time`, and stands still but where a test says, or waits."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 class Waiting(threading.Condition):

@@ -2,7 +2,6 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +11,7 @@ from autodist_py.runtime import reports
 from autodist_py.runtime.coordinator import Coordinator
 from autodist_py.runtime.waits import NO_WAITS, Waits
 from tests.processes import until
+from tests.runtime.clock import Clock
 from tests.runtime.coordinators import THREE, exchange, joined
 
 W = "dense gradients of w"
@@ -178,8 +178,9 @@ def test_one_that_left_and_is_lost_hurries_no_heartbeat(monkeypatch: pytest.Monk
 
 def silent_while(monkeypatch: pytest.MonkeyPatch, coordinator: Coordinator, speaking: int, seconds: float) -> set[int]:
     """Who is silent while only this one reports."""
-    clock = SimpleNamespace(now=time.monotonic())
-    monkeypatch.setattr(reports, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    clock = Clock()
+    clock.now = time.monotonic()
+    monkeypatch.setattr(reports, "time", clock)
     found: set[int] = set()
     for _ in range(round(seconds / reports.HEARTBEAT_SECONDS)):
         clock.now += reports.HEARTBEAT_SECONDS

@@ -56,7 +56,8 @@ def linear_regression(autodist: Any) -> Values:
         rate = tf.compat.v1.placeholder(tf.float64, [])
         slope = tf.compat.v1.get_variable("slope", initializer=np.array([[5.0]]))
         offset = tf.compat.v1.get_variable("offset", initializer=np.array([0.5]))
-        loss = tf.reduce_mean(tf.square(x @ slope + offset - y))
+        before = offset.read_value()  # A read of its own, which nothing uses, might come after the update as well.
+        loss = tf.reduce_mean(tf.square(x @ slope + before - y))
         gradients = tf.compat.v1.gradients(loss, [slope, offset])
         train = tf.compat.v1.train.GradientDescentOptimizer(rate).apply_gradients(
             zip(gradients, [slope, offset], strict=True)
@@ -64,7 +65,7 @@ def linear_regression(autodist: Any) -> Values:
         with autodist.create_distributed_session() as session:
             session.run(tf.compat.v1.global_variables_initializer())
             fed = ({x: one, y: other, rate: 0.1 / (n + 1)} for n, (one, other) in enumerate(batches(x_data, y_data)))
-            results = [session.run([loss, train, offset], feed)[::2] for feed in fed]
+            results = [session.run([loss, train, before], feed)[::2] for feed in fed]
             return trained(session, graph, [part for result in results for part in result])
 
 

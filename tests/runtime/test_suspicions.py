@@ -1,7 +1,9 @@
 """Whose word a suspicion waits for, and who is nobody's: here no time passes but what a test lets pass."""
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
@@ -39,6 +41,19 @@ def goes_on(*, without: set[int]) -> Coordinator:
         list(threads.map(lambda rank: coordinator.join(rank, "host", fingerprint="spec", timeout=5), range(3)))
     coordinator.step_apart(without)
     return beating(coordinator, 0, 1, 2)
+
+
+@contextmanager
+def left(coordinator: Coordinator, *ranks: int) -> Iterator[ThreadPoolExecutor]:
+    """These have left, and wait for the others until the test is over; its further calls have threads, too."""
+    with ThreadPoolExecutor(len(ranks) + 2) as threads:
+        for rank in ranks:
+            threads.submit(coordinator.leave, rank, 7)
+        until(lambda: coordinator._left == {*ranks})
+        try:
+            yield threads
+        finally:
+            coordinator.abort(0, "failed", detail="the test", step=7)
 
 
 def test_the_word_of_the_missing_worker_is_not_waited_for() -> None:
@@ -96,19 +111,14 @@ def test_the_first_that_is_missing_is_the_cause() -> None:
 
 def test_who_waits_for_one_that_has_left_is_freed_by_its_exit_code() -> None:
     coordinator = beating(joined(), 0, 1)
-    with ThreadPoolExecutor(2) as threads:
-        threads.submit(coordinator.leave, 1, 7)
-        until(lambda: 1 in coordinator._left)
+    with left(coordinator, 1) as threads:
         waiting = threads.submit(exchange, coordinator, 0, "k")
         until(lambda: 1 in coordinator._released)
         coordinator.process_ended(1, 3)
         for _ in range(2):
             coordinator.heartbeat(0, 7)
-        try:
-            with pytest.raises(WorkerFailedError, match=r"worker 1 \(127.0.0.2\) ended at step 7: exit code 3"):
-                waiting.result(5)
-        finally:
-            coordinator.abort(0, "failed", detail="the test", step=7)
+        with pytest.raises(WorkerFailedError, match=r"worker 1 \(127.0.0.2\) ended at step 7: exit code 3"):
+            waiting.result(5)
 
 
 def test_the_end_of_a_lost_workers_process_is_no_news() -> None:
@@ -131,46 +141,30 @@ def test_who_waits_for_one_that_has_left_goes_on_where_the_run_does(
     if not is_seen_to_end:
         monkeypatch.setattr(coordinators, "_EXIT_CODE_SECONDS", 0.1)
     coordinator = goes_on(without={1, 2})
-    with ThreadPoolExecutor(3) as threads:
-        threads.submit(coordinator.leave, 2, 7)
-        until(lambda: 2 in coordinator._left)
+    with left(coordinator, 2) as threads:
         waiting = [threads.submit(exchange, coordinator, rank, "k") for rank in (0, 1)]
         until(lambda: 2 in coordinator._released)
         if is_seen_to_end:
             coordinator.process_ended(2, 0)
-        try:
-            assert [one.result(5) for one in waiting] == [{0: b"k0", 1: b"k1"}] * 2
-        finally:
-            coordinator.abort(0, "failed", detail="the test", step=7)
+        assert [one.result(5) for one in waiting] == [{0: b"k0", 1: b"k1"}] * 2
 
 
 def test_all_that_have_left_are_lost_where_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinators, "_EXIT_CODE_SECONDS", 0.1)
     coordinator = goes_on(without={1, 2})
-    with ThreadPoolExecutor(2) as threads:
-        for rank in (1, 2):
-            threads.submit(coordinator.leave, rank, 7)
-        until(lambda: coordinator._left == {1, 2})
-        try:
-            assert exchange(coordinator, 0, "k") == {0: b"k0"}
-            assert coordinator.heartbeat(0, 7).lost == (1, 2)
-        finally:
-            coordinator.abort(0, "failed", detail="the test", step=7)
+    with left(coordinator, 1, 2):
+        assert exchange(coordinator, 0, "k") == {0: b"k0"}
+        assert coordinator.heartbeat(0, 7).lost == (1, 2)
 
 
 def test_one_that_left_and_is_lost_hurries_no_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinators, "_EXIT_CODE_SECONDS", 0.1)
     coordinator = goes_on(without={1, 2})
-    with ThreadPoolExecutor(2) as threads:
-        threads.submit(coordinator.leave, 2, 7)
-        until(lambda: 2 in coordinator._left)
+    with left(coordinator, 2) as threads:
         waiting = threads.submit(exchange, coordinator, 0, "k")
         exchange(coordinator, 1, "k")
-        try:
-            waiting.result(5)
-            assert coordinator._period == reports.HEARTBEAT_SECONDS
-        finally:
-            coordinator.abort(0, "failed", detail="the test", step=7)
+        waiting.result(5)
+        assert coordinator._period == reports.HEARTBEAT_SECONDS
 
 
 # -- Silence that is none ----------------------------------------------------------------------------------------------

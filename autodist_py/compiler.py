@@ -88,7 +88,7 @@ class Compiler:
         if self.cluster.is_chief:
             message = build_strategy(self._builder, item, self._resources).to_proto().SerializeToString()
         agreed = self.cluster.agree(self._key("strategy"), message)
-        return Strategy.from_proto(StrategyMessage.FromString(agreed))
+        return Strategy.from_proto(StrategyMessage.FromString(agreed), is_own=True)
 
     def distributed(
         self,

@@ -6,6 +6,7 @@ It owns the YAML's schema (names and types) and how its errors read; what the va
 
 import ipaddress
 import os
+import reprlib
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,14 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from autodist_py.proto.errors import ResourceSpecError
-from autodist_py.proto.resource_spec import YAML_SUFFIXES, NodeSpec, ResourceSpec, SSHConfig, problem
+from autodist_py.proto.resource_spec import MOST_BYTES, YAML_SUFFIXES, NodeSpec, ResourceSpec, SSHConfig, problem
 from autodist_py.proto.text import known_names
 
 _FIRST_LOOPBACK = ipaddress.IPv4Address("127.0.0.1")
 _MAX_LOCAL_WORKERS = 254
+_MOST_BRACKETS = 32
+_TOO_DEEP = "not a resource spec: it is nested too deeply; it has maps and lists of four levels"
+_MOST_VALUES = 20_000
 
 
 def load_resource_spec(path: str | os.PathLike[str]) -> ResourceSpec:
@@ -34,8 +38,12 @@ def load_resource_spec(path: str | os.PathLike[str]) -> ResourceSpec:
         return ResourceSpec.load(path)
     if path.suffix not in YAML_SUFFIXES:
         raise ResourceSpecError(f"{path}: a resource spec file ends in {', '.join(YAML_SUFFIXES)}, .pb or .json")
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ResourceSpecError(f"{path}: a resource spec has at most {MOST_BYTES} bytes; this file has more")
     try:
-        return parse_resource_spec(path.read_text(encoding="utf-8"))
+        return parse_resource_spec(content.decode())
     except (ResourceSpecError, UnicodeDecodeError) as error:
         raise ResourceSpecError(f"{path}: {error}") from error
 
@@ -47,9 +55,11 @@ def parse_resource_spec(text: str) -> ResourceSpec:
         ResourceSpecError: it gives the YAML path, the value and the fix, a line for each problem of the schema.
     """
     try:
-        content = yaml.load(text, Loader=_UniqueKeyLoader)  # a SafeLoader
+        content = _yaml_content(text)
     except yaml.YAMLError as error:
         raise ResourceSpecError(f"not YAML: {error}") from error
+    except RecursionError as error:
+        raise ResourceSpecError(_TOO_DEEP) from error
     if content is None:
         raise ResourceSpecError("the resource spec is empty; write at least: nodes: [{address: 127.0.0.1}]")
     if not isinstance(content, dict):
@@ -171,8 +181,50 @@ def _yaml_path(location: Sequence[int | str]) -> str:
     return path.removeprefix(".")
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """A key that comes twice is an error, not a silent choice of the last."""
+def _yaml_content(text: str) -> Any:
+    """What the YAML says, as maps, lists and scalars."""
+    loader = _Loader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        _require_few_nodes(root)
+        return loader.construct_document(root)
+    finally:
+        loader.dispose()
+
+
+def _require_few_nodes(root: yaml.Node) -> None:
+    """Refuse what an alias makes endless, or many times as large as the file: it is a tree from here on.
+
+    Raises:
+        ResourceSpecError: the number of values, written out.
+    """
+    sizes: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def size(node: yaml.Node) -> int:
+        if id(node) in open_nodes:
+            raise ResourceSpecError(
+                f"line {node.start_mark.line + 1}: a value is part of itself, by an alias; write it out"
+            )
+        if id(node) not in sizes:
+            open_nodes.add(id(node))
+            parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+            inner = [one for part in parts for one in (part if isinstance(part, tuple) else (part,))]
+            sizes[id(node)] = 1 + sum(size(one) for one in inner)
+            open_nodes.remove(id(node))
+        return sizes[id(node)]
+
+    if (number := size(root)) > _MOST_VALUES:
+        raise ResourceSpecError(
+            f"a resource spec has at most {_MOST_VALUES} values, those that aliases repeat included; "
+            f"this one has {number}"
+        )
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only; a key that comes twice is an error, not a silent choice of the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
@@ -181,3 +233,19 @@ class _UniqueKeyLoader(yaml.SafeLoader):
             line = node.start_mark.line + 1
             raise ResourceSpecError(f"line {line}: the key {repeated!r} comes twice in one map; remove one")
         return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except ResourceSpecError:
+            raise
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:  # PyYAML's constructors.
+            raise ResourceSpecError(
+                f"line {node.start_mark.line + 1}: YAML takes {reprlib.repr(node.value)} for a value of {node.tag}, "
+                "which it is not; put a text in quotes"
+            ) from error
+
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
+        if self.flow_level >= _MOST_BRACKETS:  # PyYAML takes time that grows with the square of the depth.
+            raise ResourceSpecError(_TOO_DEEP)
+        super().fetch_flow_collection_start(TokenClass)

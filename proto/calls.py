@@ -6,10 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from autodist_py.proto.checks import require_unique
 from autodist_py.proto.errors import StrategyError
 
 # Lower-case spellings that a person coming from YAML or a shell writes.
 _CONSTANTS: Mapping[str, object] = {"true": True, "false": False, "none": None}
+_MOST_CHARACTERS = 10_000
+_UNREADABLE = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
+"""What Python's parser and `ast.literal_eval` raise of a text that is none, or is nested too deeply."""
 
 
 def split_call(text: str, what: str) -> tuple[str, str]:
@@ -18,6 +22,8 @@ def split_call(text: str, what: str) -> tuple[str, str]:
     Raises:
         StrategyError: it is written in another way; `what` says what it is to be, such as "a strategy builder".
     """
+    if len(text) > _MOST_CHARACTERS:
+        raise StrategyError(f"{what} is written in {_MOST_CHARACTERS} characters at most; got {len(text)}")
     match = re.fullmatch(r"\s*([\w.]+(?::\w+)?)\s*(?:\((.*)\))?\s*", text, re.DOTALL)
     if match is None:
         raise StrategyError(f"{what} is written Name, Name(key=value, ...) or module:Name; got {text!r}")
@@ -32,13 +38,16 @@ def parse_call(text: str, what: str) -> tuple[str, dict[str, object]]:
         StrategyError: as `split_call`, or the arguments are no literals by name.
     """
     name, arguments = split_call(text, what)
+    source = f"_({arguments})"
     try:
-        call = ast.parse(f"_({arguments})", mode="eval").body
-    except SyntaxError as error:
+        call = ast.parse(source, mode="eval").body
+    except _UNREADABLE as error:
         raise StrategyError(f"the arguments of {what} are written key=value, ...; got {text!r}") from error
-    if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
+    is_call = isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+    if not isinstance(call, ast.Call) or not is_call or call.args or any(one.arg is None for one in call.keywords):
         raise StrategyError(f"the arguments of {what} are named; write key=value; got {text!r}")
-    return name, {str(keyword.arg): _literal(keyword, text, what) for keyword in call.keywords}
+    require_unique((str(one.arg) for one in call.keywords), f"{what} has each argument once", error=StrategyError)
+    return name, {str(keyword.arg): _literal(keyword, source, what) for keyword in call.keywords}
 
 
 def construct(factory: Any, name: str, arguments: Mapping[str, object], what: str) -> Any:
@@ -59,13 +68,14 @@ def construct(factory: Any, name: str, arguments: Mapping[str, object], what: st
         raise StrategyError(f"{what} {name} does not accept {dict(arguments)}: {error}") from error
 
 
-def _literal(keyword: ast.keyword, text: str, what: str) -> object:
+def _literal(keyword: ast.keyword, source: str, what: str) -> object:
     value = keyword.value
     if isinstance(value, ast.Name) and value.id in _CONSTANTS:
         return _CONSTANTS[value.id]
     try:
         return ast.literal_eval(value)
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise StrategyError(
-            f"the argument {keyword.arg} of {what} is a literal, a text in quotes; got {ast.unparse(value)} in {text!r}"
+            f"the argument {keyword.arg} of {what} is a literal, a text in quotes; "
+            f"got {ast.get_source_segment(source, value)}"
         ) from error

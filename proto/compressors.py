@@ -44,6 +44,10 @@ class Compressor(Protocol):
         ...
 
 
+_MEMBERS = ("gathers", "sums_first", "gives_up", "wire_bytes")
+"""What every compressor's class has."""
+
+
 @dataclass(frozen=True, slots=True)
 class NoneCompressor:
     """Gradients travel as they are."""
@@ -262,17 +266,32 @@ def compressor_of(text: str, what: str) -> Compressor:
     if not isinstance(text, str):
         raise StrategyError(f"{what} is a text, such as 'HorovodCompressor'; got {text!r}")
     name, arguments = parse_call(text, "a compressor")
-    compressor = construct(_find(name, what), name, arguments, "compressor")
-    if not isinstance(compressor, Compressor):
+    kind = _find(name, what)
+    if not isinstance(kind, type) or not all(hasattr(kind, member) for member in _MEMBERS):  # Before it is called.
         raise StrategyError(
-            f"{what}: {name} is no compressor: it has no gathers, sums_first, gives_up and wire_bytes(shape, item)"
+            f"{what}: {name} is no compressor, a class that has {', '.join(_MEMBERS[:-1])} and wire_bytes(shape, item)"
         )
+    compressor: Compressor = construct(kind, name, arguments, "compressor")
     return compressor
 
 
 def travels_as(compressor: Compressor, dtype: str) -> str:
     """The type as which numbers of a type travel where they are summed."""
     return compressor.travels_as(dtype) if isinstance(compressor, HorovodCompressor | PowerSGDCompressor) else dtype
+
+
+def require_registered(name: str, what: str) -> None:
+    """Refuse `module:Name`: a file, or a message, may name only what is built in or an installed package registered.
+
+    Raises:
+        StrategyError: the name has a module; it would be imported, and run.
+    """
+    if ":" in name:
+        raise StrategyError(
+            f"{what} is read from a file, which names a compressor that is built in, or that an installed package has "
+            f"registered under the entry points {ENTRY_POINT_GROUP}; got {name!r}. Register it, or give it to a "
+            "strategy builder in your own code"
+        )
 
 
 def _find(name: str, what: str) -> Any:

@@ -5,7 +5,10 @@ An error that is about an argument's value is also a `ValueError`; one about a r
 
 
 class AutoDistError(Exception):
-    """The base of every error below."""
+    """The base of every error below. Its text can be encoded, whatever bytes a file or an argument had."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(_encodable(one) if isinstance(one, str) else one for one in arguments))
 
 
 class ResourceSpecError(AutoDistError, ValueError):
@@ -38,3 +41,8 @@ class WorkerFailedError(ClusterError):
 
 class SessionError(AutoDistError, ValueError):
     """A feed or fetch that a distributed session cannot serve."""
+
+
+def _encodable(text: str) -> str:
+    """`text`, with escapes in the place of lone surrogates, which no terminal and no message can carry."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -21,6 +21,9 @@ from autodist_py.proto.text import count, known_names, short, table
 
 YAML_SUFFIXES = (".yml", ".yaml")
 
+MOST_BYTES = 256 << 10
+"""Of a file: thousands of nodes."""
+
 Environment = tuple[tuple[str, str], ...]
 
 
@@ -217,7 +220,7 @@ class ResourceSpec:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "ResourceSpec":
         """The spec that `save` wrote as binary or JSON; YAML is for `autodist_py.resources.load_resource_spec`."""
-        return cls.from_proto(wire.load(pb.ResourceSpec, path, error=ResourceSpecError))
+        return cls.from_proto(wire.load(pb.ResourceSpec, path, error=ResourceSpecError, most_bytes=MOST_BYTES))
 
     def __str__(self) -> str:
         rows = (

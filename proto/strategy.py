@@ -18,6 +18,9 @@ from autodist_py.proto.graph_item import Variable
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, Pace, PSSynchronizer, Synchronizer
 from autodist_py.proto.text import count, known_names, short, some, table
 
+_MOST_BYTES = 64 << 20
+"""Of a file: hundreds of thousands of nodes."""
+
 
 def shard_name(name: str, index: int) -> str:
     """What a shard of the variable of that name is called, and what is computed for the shard alone."""
@@ -217,23 +220,32 @@ class Strategy:
         )
 
     @classmethod
-    def from_proto(cls, message: pb.Strategy) -> "Strategy":
+    def from_proto(cls, message: pb.Strategy, *, is_own: bool = False) -> "Strategy":
         """The value of a message that `to_proto` made.
+
+        Args:
+            message: the wire form.
+            is_own: whether the user's own code made it, in this run: then a compressor may be named `module:Name`,
+                which is imported. Of a file that would run whatever the file names.
 
         Raises:
             StrategyError: the id is not that of the content, or parts contradict each other.
         """
-        strategy = cls(
-            node_config=tuple(_node_from_proto(node) for node in message.node_config),
+        content = pb.Strategy()
+        content.CopyFrom(message)
+        content.ClearField("id")
+        content.ClearField("path")
+        digest = wire.content_hash(content)
+        if message.id and message.id != digest:  # Asked first: nothing of a damaged file is looked up.
+            raise StrategyError(
+                f"a strategy's id is the hash of its content, {digest!r}; got {message.id!r}: the content was "
+                f"edited or damaged; clear the id to accept it as it is"
+            )
+        return cls(
+            node_config=tuple(_node_from_proto(node, is_own=is_own) for node in message.node_config),
             replicas=tuple(message.graph_config.replicas),
             path=message.path,
         )
-        if message.id and message.id != strategy.id:
-            raise StrategyError(
-                f"a strategy's id is the hash of its content, {strategy.id!r}; got {message.id!r}: the content was "
-                f"edited or damaged; clear the id to accept it as it is"
-            )
-        return strategy
 
     def save(self, path: str | os.PathLike[str]) -> "Strategy":
         """The strategy is in the file, binary (`.pb`) or JSON (`.json`); the result knows its path."""
@@ -244,7 +256,7 @@ class Strategy:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Strategy":
         """The strategy that `save` wrote; its path is the one it was loaded from."""
-        message = wire.load(pb.Strategy, path, error=StrategyError)
+        message = wire.load(pb.Strategy, path, error=StrategyError, most_bytes=_MOST_BYTES)
         return replace(cls.from_proto(message), path=os.fspath(path))
 
     def __str__(self) -> str:
@@ -315,17 +327,17 @@ def _node_to_proto(node: Node) -> pb.Strategy.Node:
     return message
 
 
-def _node_from_proto(message: pb.Strategy.Node) -> Node:
+def _node_from_proto(message: pb.Strategy.Node, *, is_own: bool) -> Node:
     synchronizer: Synchronizer | None = None
     if message.HasField("PSSynchronizer"):
-        synchronizer = PSSynchronizer.from_proto(message.PSSynchronizer)
+        synchronizer = PSSynchronizer.from_proto(message.PSSynchronizer, is_own=is_own)
     elif message.HasField("AllReduceSynchronizer"):
-        synchronizer = AllReduceSynchronizer.from_proto(message.AllReduceSynchronizer)
+        synchronizer = AllReduceSynchronizer.from_proto(message.AllReduceSynchronizer, is_own=is_own)
     return Node(
         var_name=message.var_name,
         synchronizer=synchronizer,
         partitioner=message.partitioner,
-        part_config=tuple(_node_from_proto(part) for part in message.part_config),
+        part_config=tuple(_node_from_proto(part, is_own=is_own) for part in message.part_config),
         part_sizes=tuple(message.part_sizes),
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 from autodist_py.proto import synchronizers_pb2 as pb
 from autodist_py.proto.calls import split_call
 from autodist_py.proto.checks import require_flag, require_member, require_not_negative, require_seconds
-from autodist_py.proto.compressors import COMPRESSORS, Compressor, canonical, compressor_of
+from autodist_py.proto.compressors import COMPRESSORS, Compressor, canonical, compressor_of, require_registered
 from autodist_py.proto.errors import StrategyError
 
 _COMPRESSOR_ENUM = pb.AllReduceSynchronizer.Compressor
@@ -62,11 +62,11 @@ class AllReduceSynchronizer:
         )
 
     @classmethod
-    def from_proto(cls, message: pb.AllReduceSynchronizer) -> "AllReduceSynchronizer":
-        """The value of a message that `to_proto` made."""
+    def from_proto(cls, message: pb.AllReduceSynchronizer, *, is_own: bool = False) -> "AllReduceSynchronizer":
+        """The value of a message that `to_proto` made; see `Strategy.from_proto`."""
         return cls(
             spec=_enum_name(_SPEC_ENUM, message.spec),
-            compressor=_compressor(message),
+            compressor=_compressor(message, "an AllReduce", is_own=is_own),
             group=message.group,
             bytes_per_pack=message.bytes_per_pack,
             timeout_seconds=message.timeout_seconds,
@@ -147,15 +147,15 @@ class PSSynchronizer:
         )
 
     @classmethod
-    def from_proto(cls, message: pb.PSSynchronizer) -> "PSSynchronizer":
-        """The value of a message that `to_proto` made."""
+    def from_proto(cls, message: pb.PSSynchronizer, *, is_own: bool = False) -> "PSSynchronizer":
+        """The value of a message that `to_proto` made; see `Strategy.from_proto`."""
         return cls(
             reduction_destination=message.reduction_destination,
             local_replication=message.local_replication,
             sync=message.sync,
             staleness=message.staleness,
             replicas_to_aggregate=message.replicas_to_aggregate,
-            compressor=_compressor(message),
+            compressor=_compressor(message, "a PS", is_own=is_own),
             group=message.group,
         )
 
@@ -175,10 +175,13 @@ def _compressor_fields(text: str) -> tuple[str, str, str]:
     return (name, "", arguments) if name in COMPRESSORS else (_OTHER, name, arguments)
 
 
-def _compressor(message: pb.AllReduceSynchronizer | pb.PSSynchronizer) -> str:
+def _compressor(message: pb.AllReduceSynchronizer | pb.PSSynchronizer, whose: str, *, is_own: bool) -> str:
     name = _enum_name(_COMPRESSOR_ENUM, message.compressor)
     name = message.compressor_name if name == _OTHER else name
-    return f"{name}({message.compressor_arguments})" if message.compressor_arguments else name
+    text = f"{name}({message.compressor_arguments})" if message.compressor_arguments else name
+    if not is_own:
+        require_registered(split_call(text, "a compressor")[0], f"compressor of {whose} synchronizer")
+    return text
 
 
 Synchronizer = PSSynchronizer | AllReduceSynchronizer

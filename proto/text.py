@@ -3,6 +3,9 @@
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
+_LONGEST_NAME = 200
+"""Of more characters no near name is looked for, which takes time that grows with them."""
+
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Left-aligned columns under a header, two spaces apart; an empty cell prints as `-`."""
@@ -31,7 +34,7 @@ def some(names: Iterable[str], *, limit: int = 3) -> str:
 def known_names(name: str, known: Iterable[str], *, limit: int = 10) -> str:
     """What to write instead of an unknown name: the nearest known one, or the known ones."""
     names = list(known)
-    near = get_close_matches(name, names, n=1)
+    near = get_close_matches(name, names, n=1) if len(name) <= _LONGEST_NAME else []
     if near:
         return f"did you mean {near[0]!r}?"
     if not names:

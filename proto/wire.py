@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import os
+import reprlib
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,6 +28,9 @@ M = TypeVar("M", bound=Message)
 Field = Any
 
 SUFFIXES = (".pb", ".json")
+
+MOST_BYTES = 2**31 - 1
+"""What protobuf reads at most."""
 
 
 def to_bytes(message: Message) -> bytes:
@@ -51,7 +55,7 @@ def from_json(message_type: type[M], text: str) -> M:
         ValueError: the text is not JSON, or not of this message; it names the field.
     """
     message = message_type()
-    _fill(message, json.loads(text), "")
+    _fill(message, json.loads(text, object_pairs_hook=_unique_keys), "")
     return message
 
 
@@ -65,20 +69,29 @@ def save(message: Message, path: str | os.PathLike[str], *, error: type[Exceptio
     write_atomically(path, to_bytes(message) if suffix == ".pb" else to_json(message).encode())
 
 
-def load(message_type: type[M], path: str | os.PathLike[str], *, error: type[Exception]) -> M:
+def load(
+    message_type: type[M], path: str | os.PathLike[str], *, error: type[Exception], most_bytes: int = MOST_BYTES
+) -> M:
     """The message in a file that `save` wrote.
 
     Raises:
-        error: the suffix is neither `.pb` nor `.json`, or the content is not of this message.
+        error: the suffix is neither `.pb` nor `.json`, the file has more than `most_bytes`, or the content is not of
+            this message.
         OSError: the file cannot be read.
     """
     path = Path(path)
     suffix = require_suffix(path, error=error)
-    content = path.read_bytes()
+    with path.open("rb") as file:
+        content = file.read(most_bytes + 1)
+    what = f"{path}: not a {message_type.DESCRIPTOR.name} in {suffix} form"
+    if len(content) > most_bytes:
+        raise error(f"{what}: it has more than {most_bytes} bytes")
     try:
         return message_type.FromString(content) if suffix == ".pb" else from_json(message_type, content.decode())
-    except (DecodeError, ValueError) as cause:
-        raise error(f"{path}: not a {message_type.DESCRIPTOR.name} in {suffix} form: {cause}") from cause
+    except (DecodeError, ValueError, OverflowError) as cause:
+        raise error(f"{what}: {cause}") from cause
+    except RecursionError as cause:
+        raise error(f"{what}: it is nested too deeply") from cause
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
@@ -130,6 +143,15 @@ def _plain_one(field: Field) -> Callable[[Any], Any]:
 # -- Plain data -> message --------------------------------------------------------------------------------------------
 
 
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """A map of JSON; a key that comes twice is an error, not a silent choice of the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        repeated = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
+        raise ValueError(f"the key {repeated!r} comes twice in one map; remove one")
+    return found
+
+
 def _fill(message: Message, plain: object, where: str) -> None:
     fields = message.DESCRIPTOR.fields_by_name
     for name, value in _expect(dict, plain, where or "the file").items():
@@ -174,7 +196,7 @@ _JSON_TYPES: Mapping[int, tuple[type, ...]] = {
 def _scalar(field: Field, value: object, at: str) -> Any:
     expected = _JSON_TYPES[field.cpp_type]
     if type(value) not in expected:
-        raise ValueError(f"{at}: expected {expected[-1].__name__}, got {value!r}")
+        raise ValueError(f"{at}: expected {expected[-1].__name__}, got {reprlib.repr(value)}")
     if field.enum_type:
         return _enum_number(field, str(value), at)
     if field.type == FieldDescriptor.TYPE_BYTES:
@@ -191,7 +213,7 @@ def _enum_number(field: Field, name: str, at: str) -> int:
 
 def _expect(expected: type[Any], value: object, at: str) -> Any:
     if not isinstance(value, expected):
-        raise ValueError(f"{at}: expected {expected.__name__}, got {value!r}")
+        raise ValueError(f"{at}: expected {expected.__name__}, got {reprlib.repr(value)}")
     return value
 
 

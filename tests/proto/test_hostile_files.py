@@ -1,0 +1,202 @@
+"""Files and texts of somebody else: nothing that they name is run, and only our own errors leave."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autodist_py.proto import strategy_pb2 as pb
+from autodist_py.proto import synchronizers_pb2, wire
+from autodist_py.proto.errors import AutoDistError, StrategyError
+from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
+from autodist_py.proto.values import load_value
+from autodist_py.resources import load_resource_spec, parse_resource_spec
+from autodist_py.strategy_builders.from_file import FromFile
+
+LOADERS: dict[str, Callable[[Path], object]] = {
+    "Strategy.load": Strategy.load,
+    "load_value": load_value,
+    "FromFile": lambda path: FromFile(path).build(None, None),  # type: ignore[arg-type]  # It asks neither.
+}
+HOSTILE = [
+    ("os:system", "command='touch {witness}'"),
+    ("os:mkdir", "path='{witness}'"),
+    ("pathlib:Path", ""),
+    ("builtins:open", "file='{witness}', mode='w'"),
+    ("os:system(command='touch {witness}')", ""),
+    ("NoneCompressor", ")+__import__('os').mkdir('{witness}'"),
+    ("HorovodCompressor", "dtype=__import__('os').mkdir('{witness}')"),
+]
+
+
+_OTHER = synchronizers_pb2.AllReduceSynchronizer.Compressor.Value("OtherCompressor")
+
+
+def hostile(synchronizer: str, name: str, arguments: str, *, hashed: bool) -> pb.Strategy:
+    message = pb.Strategy(graph_config={"replicas": ["127.0.0.1:CPU:0"]})
+    target = getattr(message.node_config.add(var_name="w"), synchronizer)
+    if synchronizer == "PSSynchronizer":
+        target.reduction_destination = "127.0.0.1:CPU:0"
+    target.compressor = _OTHER
+    target.compressor_name, target.compressor_arguments = name, arguments
+    if hashed:
+        message.id = wire.content_hash(message)
+    return message
+
+
+@pytest.mark.parametrize("hashed", [False, True], ids=["no id", "id"])
+@pytest.mark.parametrize("synchronizer", ["AllReduceSynchronizer", "PSSynchronizer"])
+@pytest.mark.parametrize(("name", "arguments"), HOSTILE)
+@pytest.mark.parametrize("suffix", [".json", ".pb"])
+@pytest.mark.parametrize("loader", LOADERS)
+def test_what_a_file_names_is_not_run(
+    tmp_path: Path, loader: str, suffix: str, name: str, arguments: str, synchronizer: str, hashed: bool
+) -> None:
+    witness, path = tmp_path / "witness", tmp_path / f"evil{suffix}"
+    message = hostile(synchronizer, name.format(witness=witness), arguments.format(witness=witness), hashed=hashed)
+    wire.save(message, path, error=AutoDistError)
+    with pytest.raises(AutoDistError):
+        LOADERS[loader](path)
+    assert not witness.exists()
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_module_that_a_file_names_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: str
+) -> None:
+    witness, path = tmp_path / "witness", tmp_path / "evil.json"
+    (tmp_path / "lies_beside_it.py").write_text(f"open({str(witness)!r}, 'w')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    wire.save(hostile("PSSynchronizer", "lies_beside_it:Any", "", hashed=True), path, error=AutoDistError)
+    with pytest.raises(AutoDistError, match="is read from a file"):
+        LOADERS[loader](path)
+    assert not witness.exists()
+
+
+def test_the_refusal_says_how_a_compressor_is_registered(tmp_path: Path) -> None:
+    path = tmp_path / "named.json"
+    wire.save(hostile("AllReduceSynchronizer", "my:Own", "", hashed=True), path, error=AutoDistError)
+    with pytest.raises(StrategyError, match=r"is read from a file, .* autodist_py\.compressors; got 'my:Own'"):
+        Strategy.load(path)
+
+
+@pytest.mark.parametrize("kind", [AllReduceSynchronizer, lambda **given: PSSynchronizer("a:CPU:0", **given)])
+def test_what_is_no_compressor_is_not_called(tmp_path: Path, kind: Callable[..., Any]) -> None:
+    witness = tmp_path / "witness"
+    for text in (f"os:mkdir(path='{witness}')", f"builtins:open(file='{witness}', mode='w')", "pathlib:Path"):
+        with pytest.raises(StrategyError, match="is no compressor, a class that has"):
+            kind(compressor=text)
+    assert not witness.exists()
+
+
+def test_what_the_users_own_code_names_reaches_the_workers() -> None:
+    strategy = Strategy((Node("w", AllReduceSynchronizer(compressor=f"{__name__}:Own")),), ("a:CPU:0",))
+    assert Strategy.from_proto(strategy.to_proto(), is_own=True) == strategy
+    with pytest.raises(StrategyError, match="is read from a file"):
+        Strategy.from_proto(strategy.to_proto())
+
+
+class Own:
+    gathers = False
+    sums_first = False
+    gives_up = "nothing"
+
+    def wire_bytes(self, shape: tuple[int, ...], item: int) -> int:
+        return item
+
+
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{letter}: &{letter} [{','.join([f'*{before}'] * 9)}]\n"
+    for before, letter in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "nodes: [{address: 2026-13-45}]",
+            "line 1: YAML takes '2026-13-45' for a value of tag:yaml.org,2002:timestamp",
+        ),
+        ("nodes: [{address: !!int abc}]", "line 1: YAML takes 'abc' for"),
+        ("nodes: [{address: !!bool abc}]", "line 1: YAML takes 'abc' for"),
+        (f"nodes: [{{address: {'9' * 6000}}}]", "line 1: YAML takes '9999"),
+        ("[" * 100_000, "nested too deeply"),
+        ("{" * 100_000, "nested too deeply"),
+        ("- " * 100_000, "nested too deeply"),
+        (BOMB, "at most 20000 values"),
+        ("&a [*a]", "part of itself"),
+        ("nodes: &a [{address: *a}]", "part of itself"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_a_hostile_yaml_is_refused(text: str, said: str) -> None:
+    with pytest.raises(AutoDistError, match=said):
+        parse_resource_spec(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"nodes": ' * 10_000, "nested too deeply"),
+        (f'{{"nodes": [{{"address": {"9" * 6000}}}]}}', "in .json form"),
+        (f'{{"nodes": [{{"network_bandwidth": 1{"0" * 400}}}]}}', "in .json form"),
+        ('{"nodes": [], "nodes": []}', "the key 'nodes' comes twice"),
+        ('{"\\ud800": 1}', "in .json form"),
+        ('{"nodes": [{"address": "\\ud800"}]}', "in .json form"),
+        (f'{{"{"n" * 300_000}": 1}}', "more than 262144 bytes"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_a_hostile_json_is_refused_in_words_that_can_be_printed(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(text)
+    with pytest.raises(AutoDistError, match=said) as refusal:
+        load_resource_spec(path)
+    assert str(refusal.value).encode()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=300), st.sampled_from([".json", ".pb", ".yaml"]))
+def test_bytes_of_any_kind_raise_our_errors_alone(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, suffix: str
+):
+    path = tmp_path_factory.getbasetemp() / f"any{suffix}"
+    path.write_bytes(content)
+    for load in (load_resource_spec, *([load_value] if suffix != ".yaml" else [])):
+        try:
+            load(path)
+        except AutoDistError as refusal:
+            assert str(refusal).encode()
+
+
+JSON = json.dumps(
+    wire.to_plain(
+        Strategy(
+            (
+                Node("w", AllReduceSynchronizer(compressor="TopKCompressor(ratio=0.5)"), "2"),
+                Node("v", PSSynchronizer("a")),
+            ),
+            ("127.0.0.1:CPU:0",),
+        )._anonymous_proto()
+    )
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, len(JSON) - 1), st.text(max_size=4), st.integers(0, 6))
+def test_a_strategy_that_was_edited_loads_or_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, place: int, text: str, cut: int
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "edited.json"
+    path.write_bytes((JSON[:place] + text + JSON[place + cut :]).encode("utf-8", "surrogatepass"))
+    try:
+        Strategy.load(path)
+    except AutoDistError as refusal:
+        assert str(refusal).encode()

@@ -39,7 +39,7 @@ class CoordinatorStub:
                 request_serializer=autodist__py_dot_proto_dot_coordinator__pb2.JoinRequest.SerializeToString,
                 response_deserializer=autodist__py_dot_proto_dot_coordinator__pb2.JoinReply.FromString,
                 _registered_method=True)
-        self.Exchange = channel.unary_unary(
+        self.Exchange = channel.stream_stream(
                 '/autodist.proto.Coordinator/Exchange',
                 request_serializer=autodist__py_dot_proto_dot_coordinator__pb2.ExchangeRequest.SerializeToString,
                 response_deserializer=autodist__py_dot_proto_dot_coordinator__pb2.ExchangeReply.FromString,
@@ -71,8 +71,9 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Exchange(self, request, context):
-        """Blocks until the values asked for are there.
+    def Exchange(self, request_iterator, context):
+        """Blocks until the values asked for are there. A value is sent in pieces, as messages have a limit: a request's first
+        message has all fields, the others have `value` alone; each reply has a piece of one value.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,7 +108,7 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     request_deserializer=autodist__py_dot_proto_dot_coordinator__pb2.JoinRequest.FromString,
                     response_serializer=autodist__py_dot_proto_dot_coordinator__pb2.JoinReply.SerializeToString,
             ),
-            'Exchange': grpc.unary_unary_rpc_method_handler(
+            'Exchange': grpc.stream_stream_rpc_method_handler(
                     servicer.Exchange,
                     request_deserializer=autodist__py_dot_proto_dot_coordinator__pb2.ExchangeRequest.FromString,
                     response_serializer=autodist__py_dot_proto_dot_coordinator__pb2.ExchangeReply.SerializeToString,
@@ -166,7 +167,7 @@ class Coordinator:
             _registered_method=True)
 
     @staticmethod
-    def Exchange(request,
+    def Exchange(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -176,8 +177,8 @@ class Coordinator:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/autodist.proto.Coordinator/Exchange',
             autodist__py_dot_proto_dot_coordinator__pb2.ExchangeRequest.SerializeToString,

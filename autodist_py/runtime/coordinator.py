@@ -132,6 +132,7 @@ class Coordinator:
     def exchange(self, rank: int, key: str, *, value: bytes, everyone: bool, timeout: float) -> dict[int, bytes]:
         """See CoordinatorCalls."""
         with self._changed:
+            self._require_rank(rank)
             current = self._round(rank, key, everyone)
             current.values[rank] = value
             self._changed.notify_all()
@@ -156,6 +157,7 @@ class Coordinator:
     def heartbeat(self, rank: int, step: int, waits: Waits = NO_WAITS) -> Pulse:
         """See CoordinatorCalls. Heartbeats of a worker that goes on while another has left may end the run."""
         with self._changed:
+            self._require_rank(rank)
             self._reports.take(rank, waits)
             self._beating.add(rank)
             self._steps[rank] = step
@@ -174,12 +176,14 @@ class Coordinator:
     def abort(self, rank: int, event: str, *, detail: str, step: int) -> str:
         """See CoordinatorCalls."""
         with self._changed:
+            self._require_rank(rank)
             self._steps[rank] = step
             return self._fail(rank, event, detail)
 
     def leave(self, rank: int, step: int) -> None:
         """See CoordinatorCalls. A rank that left too early is let go, so that its exit code can be seen."""
         with self._changed:
+            self._require_rank(rank)
             self._steps[rank] = step
             self._left.add(rank)
             self._changed.notify_all()
@@ -245,6 +249,10 @@ class Coordinator:
             return sorted(silent)
 
     # -- Under the lock -----------------------------------------------------------------------------------------------
+
+    def _require_rank(self, rank: int) -> None:
+        if not 0 <= rank < len(self._addresses):
+            raise ClusterError(f"ranks are 0 to {len(self._addresses) - 1}. Received: {rank}.")
 
     def _leaving(self, *, but: str = "") -> dict[int, int]:
         """The workers that wait for all others to end, and the last step of each."""

@@ -3,6 +3,7 @@
 import hmac
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -20,7 +21,9 @@ from autodist_py.runtime.waits import NO_WAITS, STOPPING_SECONDS, Waits
 _log = logging.getLogger(__name__)
 
 _SECRET_KEY = "autodist-secret"
-_NO_SIZE_LIMIT = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+_PIECE_BYTES = 1 << 20
+"""Of a value that is exchanged: gRPC's own limit on a message, 4 MiB, holds for all calls."""
+_REFUSALS_EVERY_SECONDS = 60.0
 _TRIES_OFTEN = tuple((f"grpc.{which}_reconnect_backoff_ms", 1000) for which in ("initial", "min", "max"))
 """Who comes before the chief joins soon after it has come."""
 _REPLY_SECONDS = 10.0
@@ -42,7 +45,7 @@ def serve(coordinator: CoordinatorCalls, secret: str, *, host: str, port: int) -
     server = grpc.server(
         _DaemonThreads(),
         interceptors=[_RequireSecret(secret)],
-        options=[*_NO_SIZE_LIMIT, ("grpc.so_reuseport", 0)],
+        options=[("grpc.so_reuseport", 0)],
     )
     pb_grpc.add_CoordinatorServicer_to_server(_Service(coordinator), server)
     try:
@@ -77,22 +80,36 @@ class _DaemonThreads(futures.ThreadPoolExecutor):
 
 
 class _RequireSecret(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
-    """Refuses every call that does not carry the run's secret."""
+    """Refuses every call that does not carry the run's secret, before its message is read."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
+        self._lock = threading.Lock()
+        self._refused = 0
+        self._logged: float | None = None
 
         def refuse(_: object, context: grpc.ServicerContext) -> None:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "this call does not carry the run's secret")
 
-        self._refusal: Any = grpc.unary_unary_rpc_method_handler(refuse)
+        # Of a stream of requests none is received until it is asked for; a single request would be, whatever its size.
+        self._refusal: Any = grpc.stream_unary_rpc_method_handler(refuse)
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         for key, value in handler_call_details.invocation_metadata:
             if key == _SECRET_KEY and hmac.compare_digest(str(value).encode(), self._secret):
                 return continuation(handler_call_details)
-        _log.warning("refused a call without the run's secret: %s", handler_call_details.method)
+        self._note_refusal(str(handler_call_details.method))
         return self._refusal
+
+    def _note_refusal(self, method: str) -> None:
+        """One line a minute, with the number of calls since the last one."""
+        with self._lock:
+            self._refused += 1
+            now = time.monotonic()
+            if self._logged is not None and now - self._logged < _REFUSALS_EVERY_SECONDS:
+                return
+            count, self._refused, self._logged = self._refused, 0, now
+        _log.warning("refused %d calls without the run's secret; the last one: %.100r", count, method)
 
 
 class _Service(pb_grpc.CoordinatorServicer):  # type: ignore[misc, unused-ignore]
@@ -111,16 +128,23 @@ class _Service(pb_grpc.CoordinatorServicer):  # type: ignore[misc, unused-ignore
             )
         return pb.JoinReply(run_id=membership.run_id, seed=membership.seed, servers=membership.servers)
 
-    def Exchange(self, request: pb.ExchangeRequest, context: grpc.ServicerContext) -> pb.ExchangeReply:
+    def Exchange(
+        self, requests: Iterator[pb.ExchangeRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.ExchangeReply]:
         with _errors_as_status(context):
+            first = next(requests, None)
+            if first is None:
+                raise ClusterError("an exchange has a request; received none")
             values = self._coordinator.exchange(
-                request.rank,
-                request.key,
-                value=request.value,
-                everyone=request.kind == pb.ExchangeRequest.ALL,
-                timeout=request.timeout_seconds,
+                first.rank,
+                first.key,
+                value=b"".join([first.value, *(request.value for request in requests)]),
+                everyone=first.kind == pb.ExchangeRequest.ALL,
+                timeout=first.timeout_seconds,
             )
-        return pb.ExchangeReply(values=values)
+        for rank, value in values.items():
+            for piece in _pieces(value):
+                yield pb.ExchangeReply(values={rank: piece})
 
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:
         with _errors_as_status(context):
@@ -139,6 +163,11 @@ class _Service(pb_grpc.CoordinatorServicer):  # type: ignore[misc, unused-ignore
         with _errors_as_status(context):
             self._coordinator.leave(request.rank, request.step)
         return pb.LeaveReply()
+
+
+def _pieces(value: bytes) -> list[bytes]:
+    """`value` in pieces that each fit into a message, one at least."""
+    return [value[begin : begin + _PIECE_BYTES] for begin in range(0, max(len(value), 1), _PIECE_BYTES)]
 
 
 @contextmanager
@@ -162,9 +191,7 @@ class CoordinatorClient:
     """
 
     def __init__(self, address: str, secret: str, *, heartbeat_timeout: float, awaits_chief: bool = False) -> None:
-        self._channel = grpc.insecure_channel(
-            address, options=[*_NO_SIZE_LIMIT, *_TRIES_OFTEN, ("grpc.enable_http_proxy", 0)]
-        )
+        self._channel = grpc.insecure_channel(address, options=[*_TRIES_OFTEN, ("grpc.enable_http_proxy", 0)])
         self._stub = pb_grpc.CoordinatorStub(self._channel)
         self._metadata = ((_SECRET_KEY, secret),)
         self._address = address
@@ -179,10 +206,19 @@ class CoordinatorClient:
 
     def exchange(self, rank: int, key: str, *, value: bytes, everyone: bool, timeout: float) -> dict[int, bytes]:
         """See CoordinatorCalls."""
+        first, *rest = _pieces(value)
         kind = pb.ExchangeRequest.ALL if everyone else pb.ExchangeRequest.CHIEF
-        request = pb.ExchangeRequest(rank=rank, key=key, kind=kind, value=value, timeout_seconds=timeout)
-        reply = self._call(self._stub.Exchange, request, timeout + _REPLY_SECONDS)
-        return {each: reply.values[each] for each in sorted(reply.values)}
+        request = pb.ExchangeRequest(rank=rank, key=key, kind=kind, value=first, timeout_seconds=timeout)
+        requests = iter([request, *(pb.ExchangeRequest(value=piece) for piece in rest)])
+        pieces: dict[int, list[bytes]] = {}
+        for reply in self._call(self._exchanged, requests, timeout + _REPLY_SECONDS):
+            for each, piece in reply.values.items():
+                pieces.setdefault(each, []).append(piece)
+        return {each: b"".join(pieces[each]) for each in sorted(pieces)}
+
+    def _exchanged(self, requests: Iterator[pb.ExchangeRequest], **options: Any) -> list[pb.ExchangeReply]:
+        """All replies; errors are raised as these are read."""
+        return list(self._stub.Exchange(requests, **options))
 
     def heartbeat(self, rank: int, step: int, waits: Waits = NO_WAITS) -> Pulse:
         """See CoordinatorCalls."""

@@ -1,10 +1,15 @@
 """The coordinator's gRPC service, and its clients."""
 
 import socket
+import subprocess
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+import numpy as np
+import psutil
 import pytest
 
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
@@ -81,6 +86,84 @@ def test_large_values_pass(service):
     coordinator.exchange(0, "k", value=value, everyone=False, timeout=5)
 
     assert client.exchange(1, "k", value=b"", everyone=False, timeout=5) == {0: value}
+
+
+def test_values_of_all_sizes_come_back_as_they_were(service):
+    coordinator, address = service
+    client = CoordinatorClient(address, "the secret", heartbeat_timeout=5)
+    calls = [coordinator, client]
+    for number, size in enumerate((0, 1, 2**20 - 1, 2**20, 2**20 + 1, 5 * 2**20 + 3)):
+        values = [np.random.default_rng(rank + number).bytes(size) for rank in (0, 1)]
+        answers = both(
+            lambda rank, values=values, key=str(number): calls[rank].exchange(
+                rank, key, value=values[rank], everyone=True, timeout=10
+            )
+        )
+        assert answers == [dict(enumerate(values))] * 2
+
+
+@pytest.mark.parametrize("rank", [-1, 2, 99])
+def test_a_rank_that_there_is_not_is_an_error_that_says_so(service, rank):
+    client = CoordinatorClient(service[1], "the secret", heartbeat_timeout=5)
+    calls = [
+        lambda: client.join(rank, "host:1", fingerprint="spec", timeout=5),
+        lambda: client.exchange(rank, "k", value=b"", everyone=False, timeout=5),
+        lambda: client.heartbeat(rank, 1),
+        lambda: client.abort(rank, "failed", detail="why", step=1),
+        lambda: client.leave(rank, 1),
+    ]
+    for call in calls:
+        with pytest.raises(ClusterError, match=f"Received: {rank}"):
+            call()
+
+
+METHODS = ("Join", "Exchange", "Heartbeat", "Abort", "Leave", "NoSuch")
+
+
+def raw_call(channel: grpc.Channel, method: str, content: bytes) -> grpc.StatusCode:
+    call = channel.unary_unary(f"/autodist.proto.Coordinator/{method}")
+    with pytest.raises(grpc.RpcError) as refusal:
+        call(content, timeout=20)
+    error: Any = refusal.value
+    return error.code()
+
+
+def test_a_large_call_without_the_secret_takes_no_memory(service):
+    """What a stranger sends is not read: the chief holds no more than what the network's windows let in."""
+    code = """
+import sys, grpc
+channel = grpc.insecure_channel(sys.argv[1], options=[("grpc.max_send_message_length", -1)])
+for method in sys.argv[2:]:
+    try:
+        channel.unary_unary(f"/autodist.proto.Coordinator/{method}")(bytes(200_000_000), timeout=20)
+    except grpc.RpcError as error:
+        print(error.code().name)
+"""
+    before = psutil.Process().memory_info().rss
+    peak = [before]
+    stop = threading.Event()
+
+    def watch():
+        while not stop.wait(0.005):
+            peak.append(psutil.Process().memory_info().rss)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    ended = subprocess.run(
+        [sys.executable, "-c", code, service[1], *METHODS], capture_output=True, text=True, timeout=60, check=True
+    )
+    stop.set()
+    watching.join()
+    assert ended.stdout.split() == ["UNAUTHENTICATED"] * len(METHODS)
+    assert max(peak) - before < 50_000_000
+
+
+def test_refusals_are_counted_and_logged_once_a_minute(service, caplog):
+    with grpc.insecure_channel(service[1]) as channel:
+        codes = {raw_call(channel, method, b"") for method in METHODS * 50}
+    assert codes == {grpc.StatusCode.UNAUTHENTICATED}
+    (record,) = [record for record in caplog.records if "refused" in record.message]
+    assert "refused 1 calls without the run's secret" in record.message
 
 
 def test_a_call_without_the_secret_is_refused(service):

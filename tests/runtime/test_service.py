@@ -121,7 +121,7 @@ METHODS = ("Join", "Exchange", "Heartbeat", "Abort", "Leave", "NoSuch")
 
 
 def raw_call(channel: grpc.Channel, method: str, content: bytes) -> grpc.StatusCode:
-    call = channel.unary_unary(f"/autodist.proto.Coordinator/{method}")
+    call: Any = channel.unary_unary(f"/autodist.proto.Coordinator/{method}")
     with pytest.raises(grpc.RpcError) as refusal:
         call(content, timeout=20)
     error: Any = refusal.value

@@ -22,6 +22,7 @@ class Promise(Enum):
     """What holds of a program's graph from some pass on."""
 
     COMBINED = "gradients and statistics are combined over all replicas before anything reads them"
+    WRITTEN = "each write of the captured step is done once, where the variable lives, and is run"
     PLACED = "every op has a device, and an update that of its variable"
     ORDERED = "each launch waits for those before it but one, or is found by its name and always run"
 

@@ -12,12 +12,14 @@
 Once the pass that brings it about has run:
 
 8. A gradient or statistic that differs between replicas is read as the kernel's own ops combine it.
-9. Every op has a device, and one that writes a variable that of the variable.
-10. Collectives are launched in one order: each waits for those before it but one; one found by its name is run.
+9. Each write that the captured step does is done once: by the server of the variable, or on each worker; and an op to
+   fetch or to run waits for it, or for the assignment of the new value that a server answers.
+10. Every op has a device, and one that writes a variable that of the variable.
+11. Collectives are launched in one order: each waits for those before it but one; one found by its name is run.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import networkx as nx
 import tensorflow as tf
@@ -31,10 +33,11 @@ from autodist_py.kernel.graph_view import (
     functions_of,
     has_function_attribute,
 )
-from autodist_py.kernel.names import ASSIGNED, KERNEL_SCOPE, REPLICA_SCOPE, captured_name, op_of, replica_of
+from autodist_py.kernel.names import ASSIGNED, KERNEL_SCOPE, REPLICA_SCOPE, captured_name, on_replica, op_of, replica_of
 from autodist_py.kernel.printer import format_node
 from autodist_py.kernel.program import Program, Promise
 from autodist_py.proto.errors import InvalidGraphError
+from autodist_py.proto.graph_item import GraphItem
 
 
 def verify(program: Program, before: Program | None = None) -> None:
@@ -194,6 +197,61 @@ def _check_combined(program: Program, _: Iterable[tf.compat.v1.NodeDef]) -> None
                 )
 
 
+def _check_written(program: Program, _: Iterable[tf.compat.v1.NodeDef]) -> None:
+    captured, writes = program.analysis.captured, program.analysis.writes
+    nodes, worker = program.graph.nodes, program.place.worker
+    wanted = captured.ancestors(_ends(program.item))
+    runs = program.graph.ancestors(map(op_of, (*program.fetches, *program.run_ops)))
+    served = Counter(captured_name(op) for server in program.servers for op in server.update.run_ops)
+    for handle, writers in writes.items():
+        home = program.held.get(handle)
+        for writer in wanted.intersection(writers):
+            copies = [name for name in program.copies(writer) if name in nodes]
+            own = [name for name in copies if nodes[name].op == captured.nodes[writer].op]
+            here = sum(replica_of(name) == 0 for name in own) if home is None else 0
+            times = served[writer] + here
+            if times != (home in (None, worker)):
+                where = "each worker" if home is None else f"worker {home}"
+                raise InvalidGraphError(
+                    f"'{writer}' writes variable '{handle}', which lives on {where}; worker {worker} does it {times} "
+                    "times in a step"
+                )
+            if idle := [name for name in own if name not in runs]:
+                raise InvalidGraphError(
+                    f"'{idle[0]}' writes variable '{handle}', and nothing that is fetched or run waits for it:\n"
+                    + neighbourhood(program.graph, nodes[idle[0]])
+                )
+    _require_assigned(program, {handle for handle in program.refreshed if wanted.intersection(writes[handle])}, runs)
+
+
+def _require_assigned(program: Program, refreshed: Collection[str], runs: Collection[str]) -> None:
+    """The step gives each replica's variables the values that servers answer; a server's own one has it."""
+    copies = {
+        on_replica(replica, handle): handle
+        for handle in refreshed
+        for replica in range(program.held[handle] == program.place.worker, program.num_local_replicas)
+    }
+    for name, users in program.graph.users(copies).items() if copies else ():
+        handle = copies[name]
+        if not any(user in runs and _assigns(program, user, handle) for user in users):
+            raise InvalidGraphError(
+                f"variable '{name}' lives on worker {program.held[handle]}, and nothing that is fetched or run waits "
+                "until it has its new value"
+            )
+
+
+def _assigns(program: Program, op: str, handle: str) -> bool:
+    """Whether the op stands in the place of one that writes the variable, and assigns it."""
+    writer = captured_name(op).partition(ASSIGNED)[0]
+    return program.graph.nodes[op].op == "AssignVariableOp" and writer in program.analysis.writes[handle]
+
+
+def _ends(item: GraphItem) -> Iterator[str]:
+    """The ops of the captured graph that are fetched or run."""
+    yield from (op_of(output.tensor) for output in item.outputs)
+    yield from item.run_ops
+
+
 def _check_placed(program: Program, changed: Iterable[tf.compat.v1.NodeDef]) -> None:
     nodes = program.graph.nodes
     writers = {
@@ -228,6 +286,7 @@ def _check_order(program: Program, _: Iterable[tf.compat.v1.NodeDef]) -> None:
 
 _PROMISES: Mapping[Promise, Callable[[Program, Iterable[tf.compat.v1.NodeDef]], None]] = {
     Promise.COMBINED: _check_combined,
+    Promise.WRITTEN: _check_written,
     Promise.PLACED: _check_placed,
     Promise.ORDERED: _check_order,
 }

@@ -1,14 +1,16 @@
 """Variables on parameter servers, through every door: equal to one device."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import pytest
+import tensorflow as tf
 
-from tests.cluster_pool import SHAPES, THREE_WORKERS, TWO_WORKERS, Cluster
+from tests.cluster_pool import SHAPES, THREE_WORKERS, TWO_WORKERS, UNEVEN_WORKERS, Cluster
 from tests.cluster_pool import same_on_all_workers as same
 from tests.fit_oracle import VALIDATION, WEIGHTS, X, Y, compare, compiled, fitted
-from tests.oracle import Parts, Values, compare_function, compare_graph
+from tests.oracle import GraphTraining, Parts, Values, compare_function, compare_graph
 from tests.oracle_programs import (
     FUNCTION_FAMILIES,
     GRAPH_FAMILIES,
@@ -16,6 +18,10 @@ from tests.oracle_programs import (
     OPTIMIZERS,
     batches,
     graph_program,
+    graph_weights,
+    placeholders,
+    predict,
+    squared_error,
 )
 from tests.served import WHOLE, Spread, fit_with, train_function, train_graph
 from tests.test_oracle_fit import OPTIMIZERS as KERAS_OPTIMIZERS
@@ -59,6 +65,44 @@ def test_a_graph_trains_as_one_device_does(
     cluster: Cluster, strategy: str, family: str, optimizer: str, model: str, clip: bool
 ) -> None:
     same(cluster.run(train_graph, strategy=strategy, family=family, optimizer=optimizer, model=model, clip=clip))
+
+
+def decaying(optimizer: str) -> Callable[[], GraphTraining]:
+    """As TF1 programs train: by `minimize`, which counts the steps that the learning rate is made of."""
+
+    def build() -> GraphTraining:
+        train = tf.compat.v1.train
+        feeds = placeholders("both")
+        weights = graph_weights("both")
+        step = train.get_or_create_global_step()
+        loss = squared_error(predict(weights, feeds[:-1]), feeds[-1])
+        rate = train.exponential_decay(tf.constant(0.1, tf.float64), step, 2, 0.5)
+        makers = {"sgd": train.GradientDescentOptimizer, "adam": train.AdamOptimizer}
+        update = makers[optimizer](rate).minimize(loss, global_step=step, var_list=list(weights.values()))
+        return GraphTraining(feeds, update, {"loss": loss})
+
+    return build
+
+
+def train_decaying(optimizer: str, strategy: str) -> Values:
+    return compare_graph(decaying(optimizer), batches("both"), autodist={"strategy_builder": WHOLE[strategy]})
+
+
+@pytest.mark.parametrize(
+    ("cluster", "optimizer", "strategy"),
+    [
+        pytest.param(shape, optimizer, strategy, id=f"{shape.name}-{optimizer}-{strategy}")
+        for shape, optimizer, strategy in [
+            (UNEVEN_WORKERS, "sgd", "balanced"),
+            (THREE_WORKERS, "adam", "balanced"),
+            (THREE_WORKERS, "sgd", "mixed"),
+        ]
+    ],
+    indirect=["cluster"],
+    scope="module",
+)
+def test_a_rate_that_is_made_of_the_number_of_steps(cluster: Cluster, optimizer: str, strategy: str) -> None:
+    same(cluster.run(train_decaying, optimizer=optimizer, strategy=strategy))
 
 
 def train_parts(strategy: str, sizes: list[tuple[int, ...]], sum_duplicates: bool) -> Values:

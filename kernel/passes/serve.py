@@ -1,7 +1,6 @@
 """Serve: variables that live on servers are updated there, and what crosses travels as messages."""
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -9,16 +8,17 @@ import networkx as nx
 import tensorflow as tf
 
 from autodist_py.kernel.fragment import Fragment, trace
-from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
+from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.memory import Recorder
-from autodist_py.kernel.names import ASSIGNED, KERNEL_SCOPE, captured_name, on_replica, op_of, parse, replica_of
+from autodist_py.kernel.names import KERNEL_SCOPE, captured_name, on_replica, op_of, parse
 from autodist_py.kernel.passes.refresh import without_idle_copies
 from autodist_py.kernel.program import Channel, Program, Promise, ServerProgram
 from autodist_py.kernel.rewrite import Edits
-from autodist_py.kernel.serving.common import first_writers, is_in_graph, read_of, spelt, type_of, writers_in
+from autodist_py.kernel.serving.common import first_writers, is_in_graph, read_of, type_of
 from autodist_py.kernel.serving.lookups import asked, lookup_channel
 from autodist_py.kernel.serving.messages import Answer, channel_of, raw_gradients, sent, summed_gradients
 from autodist_py.kernel.serving.server import server_programs
+from autodist_py.kernel.serving.stand_ins import without_updates
 from autodist_py.kernel.synchronizers.parameter_server import Exchange, Service, Serving, serving
 from autodist_py.kernel.weights import batch_specs
 from autodist_py.proto.errors import StrategyError
@@ -42,7 +42,7 @@ class Serve:
             return program
         divided = serving(program)
         if divided is None:
-            return program.promising(Promise.COMBINED, program.graph)
+            return program.promising(Promise.COMBINED, program.graph).promising(Promise.WRITTEN, program.graph)
         if is_in_graph(program):
             return _in_graph(program, divided)
         return _by_messages(program, divided)
@@ -63,16 +63,19 @@ def _in_graph(program: Program, divided: Serving) -> Program:
             for seam, tensor in zip(gradient.tensors, tensors, strict=True):
                 edits.set_input(on_replica(0, op_of(seam)), 0, tensor)
         answers.append(_first_replicas(program, exchange, scope, edits))
-    graph = _without_update(edits.apply(program.graph), program, divided, service, answers, first=1)
-    return _with_graph(program, graph)
+    graph = without_updates(edits.apply(program.graph), program, divided, {service.worker: answers}, first=1)
+    return _with_graph(program, divided, graph)
 
 
-def _with_graph(program: Program, graph: GraphView) -> Program:
+def _with_graph(program: Program, divided: Serving, graph: GraphView) -> Program:
     """`program` with `graph`, which has fewer ops."""
     if program.num_local_replicas > 1:
         graph = without_idle_copies(program, graph)
-    run_ops = tuple(op for op in program.run_ops if op in graph.nodes)
-    return replace(program.promising(Promise.COMBINED, graph), run_ops=run_ops)
+    # In the place of what a server computes, its answer is fetched, which need not wait for all that the op waits for.
+    answered = (op for op in map(op_of, program.fetches) if captured_name(op) in divided.moved)
+    run_ops = dict.fromkeys(op for op in (*program.run_ops, *answered) if op in graph.nodes)
+    result = replace(program, graph=graph, run_ops=tuple(run_ops))
+    return result.promising(Promise.COMBINED, graph).promising(Promise.WRITTEN, graph)
 
 
 def _combined(program: Program, exchange: Exchange, scope: str) -> Fragment:
@@ -141,7 +144,6 @@ def _require_possible(program: Program, divided: Serving) -> None:
 
 def _by_messages(program: Program, divided: Serving) -> Program:
     _require_possible(program, divided)
-    graph = program.graph
     servers: list[ServerProgram] = []
     channels: list[Channel] = []
     edits = Edits()
@@ -168,14 +170,13 @@ def _by_messages(program: Program, divided: Serving) -> Program:
             previous = _follow(edits, message.enqueue, message.answer.ready, previous)
         if service.worker == program.place.worker:
             servers += server_programs(program, service, channels[-len(service.exchanges) :])
-    graph = edits.apply(graph.changed(added=(), replaced=results))
-    for service in divided.services:
-        graph = _without_update(graph, program, divided, service, answers[service.worker], first=0)
+    graph = edits.apply(program.graph.changed(added=(), replaced=results))
+    graph = without_updates(graph, program, divided, answers, first=0)
     fetches = {
         tensor: name for several in answers.values() for answer in several for tensor, name in answer.tensors.items()
     }
     last = tuple(several[-1].ready for several in answers.values())
-    rewritten = _with_graph(program, graph)
+    rewritten = _with_graph(program, divided, graph)
     return replace(
         rewritten,
         run_ops=(*rewritten.run_ops, *last, *recorder.writers),
@@ -211,91 +212,3 @@ def _waited_for(program: Program, divided: Serving, service: Service, exchange: 
                     is_own = original in divided.stays and original not in behind
                     if is_own or original not in captured.nodes:
                         yield name[1:]
-
-
-# -- Both -------------------------------------------------------------------------------------------------------------
-
-
-def _without_update(
-    graph: GraphView, program: Program, divided: Serving, service: Service, answers: Sequence[Answer], *, first: int
-) -> GraphView:
-    """The graph without what the server runs, on the local replicas from the `first` on."""
-    is_server = first == 0 and service.worker == program.place.worker
-    removed = divided.moved | (service.counted if is_server else frozenset())
-    captured = program.analysis.captured.nodes
-    tensors = {tensor: name for answer in answers for tensor, name in answer.tensors.items()}
-    ready = {
-        op: answer.ready
-        for exchange, answer in zip(service.exchanges, answers, strict=True)
-        for op in exchange.ops | exchange.seams
-    }
-    values = _new_values(program, service, answers)
-    gone: dict[str, tf.compat.v1.NodeDef] = {}
-    kept: list[tf.compat.v1.NodeDef] = []
-    for node in graph.nodes.values():
-        position, original = replica_of(node.name), captured_name(node.name)
-        if position is None or position < first or original not in captured:
-            kept.append(_reading(node, tensors) if first == 0 else node)
-        elif original in ready and original in removed:
-            gone[node.name] = node
-        elif original in divided.stays or original in removed or node.op == VARIABLE_OP:
-            kept.append(_reading(node, tensors))
-    waited = {name[1:] for node in kept for name in node.input if name.startswith("^")}
-    waited |= {copy_ for writers in program.analysis.writes.values() for op in writers for copy_ in program.copies(op)}
-    names = {node.name for node in kept} | (gone.keys() & waited)
-    for name, node in gone.items():
-        if name in waited:
-            controls = {other for other in node.input if other.startswith("^") and other[1:] in names}
-            controls.add(f"^{ready[captured_name(name)]}")
-            is_first = is_server and replica_of(name) == 0
-            kept += _stand_ins(program, node, sorted(controls), () if is_first else values.get(captured_name(name), ()))
-    return graph.made_of(kept, ())
-
-
-def _stand_ins(
-    program: Program, node: tf.compat.v1.NodeDef, controls: Sequence[str], values: Sequence[tuple[str, str]]
-) -> Iterator[tf.compat.v1.NodeDef]:
-    """What stands in the place of an op that the server runs: it assigns new values, or only waits.
-
-    Args:
-        program: whose op it is.
-        node: the op, on a local replica.
-        controls: what it waits for.
-        values: handles of variables, and their new values.
-    """
-    assigns = []
-    for number, (handle, value) in enumerate(values):
-        name = node.name if len(values) == 1 else f"{node.name}{ASSIGNED}{number}"
-        assign = tf.compat.v1.NodeDef(name=name, op="AssignVariableOp", device=node.device)
-        assign.attr["dtype"].CopyFrom(program.analysis.captured.nodes[handle].attr["dtype"])
-        assign.input.extend([on_replica(replica_of(node.name) or 0, handle), value, *controls])
-        assigns.append(assign)
-    yield from assigns
-    if len(assigns) != 1:
-        waits = [f"^{assign.name}" for assign in assigns] or controls
-        yield tf.compat.v1.NodeDef(name=node.name, op="NoOp", device=node.device, input=waits)
-
-
-def _new_values(program: Program, service: Service, answers: Sequence[Answer]) -> dict[str, list[tuple[str, str]]]:
-    """For the last op that writes a refreshed variable in an exchange: the variable's handle, and its new value."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    for exchange, answer in zip(service.exchanges, answers, strict=True):
-        for handle, value in answer.variables.items():
-            last = max(writers_in(program, exchange, handle), key=program.analysis.depth.__getitem__)
-            found.setdefault(last, []).append((handle, value))
-    return found
-
-
-def _reading(node: tf.compat.v1.NodeDef, tensors: Mapping[str, str]) -> tf.compat.v1.NodeDef:
-    """`node`, reading what the server answers."""
-    answered = {
-        name: tensors.get(spelt(captured_name(name)))
-        for name in node.input
-        if not name.startswith("^") and replica_of(op_of(name)) is not None
-    }
-    if not any(answered.values()):
-        return node
-    edited = copy.deepcopy(node)
-    for index, name in enumerate(node.input):
-        edited.input[index] = answered.get(name) or name
-    return edited

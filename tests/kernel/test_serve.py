@@ -1,6 +1,7 @@
 """What crosses between workers and servers: the channels of compiled programs, and what stays on each side."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,11 @@ import tensorflow as tf
 
 from autodist_py.kernel.device import Place, Replica
 from autodist_py.kernel.fragment import TensorSpec
-from autodist_py.kernel.names import captured_name, op_of
+from autodist_py.kernel.names import captured_name, on_replica, op_of
 from autodist_py.kernel.parcel import Parcel
 from autodist_py.kernel.pipeline import compile
 from autodist_py.kernel.program import Options
+from autodist_py.proto.graph_item import Output
 from autodist_py.proto.strategy import Node, Strategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 from tests.capture import steps
@@ -96,6 +98,70 @@ def test_a_server_runs_each_write_once_and_workers_none_of_them():
     for program in (here, there):
         original = {captured_name(name): node for name, node in program.graph.nodes.items()}
         assert {original[op].op for op in writers & original.keys()} <= {"NoOp", "AssignVariableOp"}
+
+
+def counted_last():
+    """Two weights, and a number of steps that the rate is made of. The op that counts reads a constant.
+
+    The constant waits for the updates, so TensorFlow leaves out that the op does. The op alone is run.
+    """
+    weights = [tf.Variable(tf.ones([3]), name=name) for name in "ab"]
+    count = tf.Variable(0.0, trainable=False, name="count")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x * weights[0] - weights[1]))
+        gradients = tape.gradient(loss, weights)
+        rate = 0.1 / (1.0 + count)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.assign_sub(rate * gradient)
+        return rate
+
+    item = capture(step, tf.ones([4, 3])).item
+    graph = tf.compat.v1.GraphDef.FromString(item.graph_def)
+    (read,) = (node.name for node in graph.node if node.op == "ReadVariableOp" and node.input[0] == "count")
+    one = graph.node.add(name="one", op="Const", input=[f"^{op}" for op in item.run_ops])
+    one.attr["dtype"].type = tf.float32.as_datatype_enum
+    one.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(1.0))
+    add = graph.node.add(name="add_count", op="AssignAddVariableOp", input=["count", "one", f"^{read}"])
+    add.attr["dtype"].type = tf.float32.as_datatype_enum
+    return replace(
+        item,
+        graph_def=graph.SerializeToString(deterministic=True),
+        variables=tuple(
+            replace(one, update_ops=("add_count",)) if one.name == "count" else one for one in item.variables
+        ),
+        run_ops=("add_count",),
+    )
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_what_is_run_waits_for_all_that_it_waits_for_on_one_device(worker):
+    program = compiled(counted_last(), (0, 1), worker=worker)
+    (last,) = (op for op in program.run_ops if captured_name(op) == "add_count")
+    behind = program.graph.ancestors([last])
+    (server,) = program.servers
+    there = {name for name, node in program.graph.nodes.items() if node.op == "AssignVariableOp"} & behind
+    assert [program.graph.nodes[op].input[0] for op in there] == [on_replica(0, "ab"[1 - worker])]
+    written = [node.input[0] for node in server.update.graph.nodes.values() if node.op.startswith("Assign")]
+    assert sorted(written) == sorted([on_replica(0, "ab"[worker]), on_replica(0, "count")])
+
+
+def test_what_is_returned_of_a_gradient_waits_for_the_update():
+    item = counted_last()
+    graph = tf.compat.v1.GraphDef.FromString(item.graph_def)
+    seam = op_of(item.gradients[0].tensors[0])
+    last = graph.node.add(name="last", op="Identity", input=[seam, "^add_count"])
+    last.attr["T"].type = tf.float32.as_datatype_enum
+    fetched = replace(
+        item,
+        graph_def=graph.SerializeToString(deterministic=True),
+        outputs=(Output("last:0", "float32", (3,)),),
+        run_ops=(),
+    )
+    program = compiled(fetched, (0, 1))
+    ends = [*map(op_of, program.fetches), *program.run_ops]
+    assert on_replica(0, "add_count") in program.graph.ancestors(ends)
 
 
 def embedding(update):

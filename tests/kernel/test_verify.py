@@ -129,6 +129,22 @@ def test_a_gradient_that_is_not_combined_is_named():
         broken("serve", read_raw)
 
 
+def test_a_write_that_nothing_runs_is_named():
+    program = programs.after("serve", programs.linear_regression(), programs.place(2))
+    with pytest.raises(InvalidGraphError, match="'AutoDist-Replica-0/update' writes variable 'w', and nothing that is"):
+        verify(replace(program, run_ops=()))
+
+
+def test_a_write_that_is_left_out_is_named():
+    program = programs.after("serve", programs.linear_regression(), programs.place(2))
+    update = on_replica(0, "update")
+    graph = program.graph.changed(added=(), replaced=parsed(f"{update} = NoOp()").node)
+    with pytest.raises(
+        InvalidGraphError, match=r"'update' writes variable 'w'.*on each worker; worker 0 does it 0 times"
+    ):
+        verify(replace(program, graph=graph))
+
+
 def test_a_new_writer_of_a_variable_is_named():
     def write_again(edits, program):
         handle = on_replica(0, "w")

@@ -31,8 +31,8 @@ def shard_name(name: str, index: int) -> str:
 class Node:
     """How one variable is trained: whole, by a synchronizer, or in shards, by one node per shard.
 
-    A partitioner gives the number of shards per axis, such as `1,2,1`; one axis at most has more than one. `part_sizes`
-    are their sizes along it; left out, they are as even as can be, the first ones larger. A node that has shards and a
+    A partitioner gives the number of shards per axis, such as `1,2,1`; one axis has more than one. `part_sizes` are
+    their sizes along it; left out, they are as even as can be, the first ones larger. A node that has shards and a
     synchronizer of its own is trained whole, by that, where its update cannot be cut.
     """
 
@@ -47,13 +47,20 @@ class Node:
             raise StrategyError("a strategy's node needs the name of a variable, got ''")
         if self.synchronizer is None and not self.part_config:
             raise StrategyError(f"variable {self.var_name!r} needs a synchronizer, or one for each of its shards")
-        if self.partitioner and not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", self.partitioner):
+        if self.partitioner and not re.fullmatch(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", self.partitioner):
             raise StrategyError(
                 f"a partitioner is the number of shards per axis, such as '1,2,1'; "
                 f"got {self.partitioner!r} for variable {self.var_name!r}"
             )
+        object.__setattr__(self, "partitioner", "".join(self.partitioner.split()))  # Equal ones are written alike.
         if sum(shards > 1 for shards in self._shards_per_axis) > 1:
             raise StrategyError(f"variable {self.var_name!r} can be cut along one axis only, got {self.partitioner!r}")
+        if self.num_shards == 1 and (self.partitioner or self.part_config or self.part_sizes):
+            raise StrategyError(
+                f"a variable is cut into two shards at least; got partitioner {self.partitioner!r} for variable "
+                f"{self.var_name!r}. To train it whole, give it a synchronizer of its own, and no partitioner, "
+                "part_config or part_sizes"
+            )
         if self.part_config and len(self.part_config) != self.num_shards:
             raise StrategyError(
                 f"variable {self.var_name!r} needs one part_config per shard; got {len(self.part_config)} "

@@ -20,6 +20,7 @@ def validate_strategy(strategy: Strategy, item: GraphItem, resources: ResourceSp
        together are as long as the axis.
     4. A compressor can code the gradient it is given.
     5. Workers may be as far apart for one variable as for any other.
+    6. Groups are numbered from 0, and are no more than there are variables and shards.
 
     That a variable or a device is named once, and that groups are not negative, holds for any `Strategy`.
 
@@ -29,6 +30,7 @@ def validate_strategy(strategy: Strategy, item: GraphItem, resources: ResourceSp
     _check_coverage(strategy, item)
     _check_devices(strategy.replicas, resources, "replica")
     _ = strategy.pace
+    _check_groups(strategy)
     sparse = {variable.name for variable in item.sparse_variables}
     for node in strategy.node_config:
         servers = [one.reduction_destination for one in node.every_synchronizer if isinstance(one, PSSynchronizer)]
@@ -54,6 +56,17 @@ def _check_devices(devices: Iterable[str], resources: ResourceSpec, what: str) -
             raise StrategyError(
                 f"{what} must be a device of the resources; got {device!r}; {known_names(device, resources.devices)}"
             )
+
+
+def _check_groups(strategy: Strategy) -> None:
+    most = sum(node.num_shards for node in strategy.node_config)
+    for node in strategy.node_config:
+        for synchronizer in node.every_synchronizer:
+            if synchronizer.group >= most:
+                raise StrategyError(
+                    f"groups are numbered from 0, and there is one at most for each variable or shard, of which this "
+                    f"strategy has {most}; got group {synchronizer.group} for variable {node.var_name!r}"
+                )
 
 
 def _check_partitioner(node: Node, shape: tuple[int, ...]) -> None:

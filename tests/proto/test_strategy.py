@@ -142,6 +142,13 @@ def test_an_enum_number_from_elsewhere_is_refused():
         Strategy.from_proto(message)
 
 
+def test_a_partitioner_may_be_written_with_spaces():
+    spaced, plain = (Node("w", AllReduceSynchronizer(), text) for text in (" 1, 2 ,1\t", "1,2,1"))
+    assert spaced == plain
+    assert (spaced.axis, spaced.num_shards) == (1, 2)
+    assert Strategy((spaced,), ("a:CPU:0",)).id == Strategy((plain,), ("a:CPU:0",)).id
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -155,7 +162,18 @@ def test_an_enum_number_from_elsewhere_is_refused():
         (lambda: Node("w", AllReduceSynchronizer(), partitioner="2x1"), "number of shards per axis"),
         (lambda: Node("w", AllReduceSynchronizer(), partitioner="0"), "number of shards per axis"),
         (lambda: Node("w", AllReduceSynchronizer(), partitioner="2,2"), "along one axis only"),
+        (lambda: Node("w", AllReduceSynchronizer(), partitioner="1 2"), "number of shards per axis"),
         (lambda: Node("w", None, "3", (Node("w/0", AllReduceSynchronizer()),) * 2), "one part_config per shard"),
+        (
+            lambda: Node("w", None, "1,1", (Node("w/0", AllReduceSynchronizer()),)),
+            "cut into two shards at least; got partitioner '1,1' for variable 'w'",
+        ),
+        (
+            lambda: Node("w", None, "", (Node("w/0", AllReduceSynchronizer()),)),
+            "two shards at least; got partitioner ''",
+        ),
+        (lambda: Node("w", AllReduceSynchronizer(), "1,1"), "two shards at least; got partitioner '1,1'"),
+        (lambda: Node("w", AllReduceSynchronizer(), part_sizes=(3,)), "two shards at least; got partitioner ''"),
         (lambda: Strategy((), ()), "at least one replica"),
         (lambda: Strategy((), ("a:CPU:0", "a:CPU:0")), "one replica at most; repeated: a:CPU:0"),
         (

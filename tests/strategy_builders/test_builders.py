@@ -223,6 +223,8 @@ SHARD = Node("table/0", PSSynchronizer("10.0.0.9:CPU:0"))
 
 def test_a_strategy_that_fits_is_accepted():
     validate_strategy(FITTING, ITEM, RESOURCES)
+    last = replace(W, synchronizer=AllReduceSynchronizer(group=3))
+    validate_strategy(replace(FITTING, node_config=(last, TABLE)), ITEM, RESOURCES)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +244,14 @@ def test_a_strategy_that_fits_is_accepted():
         ),
         ({"node_config": (W, replace(TABLE, partitioner="3"))}, r"'table' has shape \(6, 4\); got '3'"),
         ({"node_config": (W, replace(TABLE, partitioner="1,5"))}, r"'table' has shape \(6, 4\); got '1,5'"),
+        (
+            {"node_config": (replace(W, synchronizer=AllReduceSynchronizer(group=4)), TABLE)},
+            "each variable or shard, of which this strategy has 4; got group 4 for variable 'w'",
+        ),
+        (
+            {"node_config": (W, replace(TABLE, synchronizer=PSSynchronizer("10.0.0.1:CPU:0", group=99)))},
+            "got group 99 for variable 'table'",
+        ),
     ],
 )
 def test_a_strategy_that_does_not_fit_is_refused_by_the_builders_name(change, message):

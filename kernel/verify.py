@@ -19,7 +19,7 @@ Once the pass that brings it about has run:
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import networkx as nx
 import tensorflow as tf
@@ -51,25 +51,40 @@ def verify(program: Program, before: Program | None = None) -> None:
         InvalidGraphError: the first one that does not hold, with the op and what stands around it.
     """
     graph = program.graph
-    if before is not None and not before.graph.is_within(graph):
+    if before is not None and not _is_comparable(before, program):
         before = None
     nodes = {} if before is None else before.graph.nodes
     changed = [node for name, node in graph.nodes.items() if nodes.get(name) is not node]
     _check_inputs(graph, changed)
     _check_replicas(graph, changed)
     _check_calls(graph, changed)
-    if before is None or any(
-        graph.producers[node.name] != before.graph.producers.get(node.name, ()) for node in changed
-    ):
+    if before is None or any(_has_other_edges(graph, before.graph, node.name) for node in changed):
         _check_acyclic(graph)
     for name in (*program.fetches, *program.run_ops):
         if op_of(name) not in graph.nodes:
             raise InvalidGraphError(f"'{name}' is to be fetched or run, but no op of the graph makes it")
-    _check_writers(program, changed)
+    _check_writers(program, before, changed)
     for promise in Promise:
         if promise in program.holds:
             is_new = before is None or promise not in before.holds
-            _PROMISES[promise](program, graph.nodes.values() if is_new else changed)
+            _PROMISES[promise](program, list(graph.nodes.values()) if is_new else changed)
+
+
+def _is_comparable(before: Program, program: Program) -> bool:
+    """Whether ops that stand in both programs are told apart from each other by what stands around them alone."""
+    return (
+        before.analysis is program.analysis
+        and before.place == program.place
+        and before.shared == program.shared
+        and before.graph.is_within(program.graph)
+    )
+
+
+def _has_other_edges(graph: GraphView, before: GraphView, name: str) -> bool:
+    """Whether the op waits for others than before, or its readers do not wait for it any more, or now do."""
+    if name not in before.nodes or graph.producers[name] != before.producers[name]:
+        return True
+    return (graph.nodes[name].op in BACK_EDGE) != (before.nodes[name].op in BACK_EDGE)
 
 
 def _check_inputs(graph: GraphView, changed: Iterable[tf.compat.v1.NodeDef]) -> None:
@@ -129,7 +144,7 @@ def _check_acyclic(graph: GraphView) -> None:
                 way.discard(name)
                 done.add(name)
                 pending.pop()
-            elif way.isdisjoint(ahead):
+            elif name not in ahead and way.isdisjoint(ahead):
                 way.add(name)
                 pending += ahead
             else:
@@ -142,43 +157,53 @@ def _cycle(graph: GraphView) -> str:
     return f"the graph has a cycle of {len(cycle)} ops:\n{listed}"
 
 
-def _check_writers(program: Program, changed: Iterable[tf.compat.v1.NodeDef]) -> None:
-    graph, captured = program.graph, program.analysis.captured
-    new = [node for node in changed if captured_name(node.name) not in captured.nodes]
-    assigned: dict[str, str] = {}
-    memories = {memory.op for memory in program.memories}
+def _check_writers(program: Program, before: Program | None, changed: Sequence[tf.compat.v1.NodeDef]) -> None:
+    """Of each variable that a changed op uses, or used, look at all users: one of them may be a writer already."""
     repeated = [name for name, count in Counter(memory.name for memory in program.memories).items() if count > 1]
     if repeated:
         raise InvalidGraphError(f"memory '{repeated[0]}' has several ops that read and write it")
-    remembered: set[str] = set()
-    for node in new:
-        if node.op in READS_VARIABLE or node.op in PASSES_HANDLE:
-            continue
-        for producer in graph.producers[node.name]:
-            if graph.nodes[producer].op != VARIABLE_OP or f"^{producer}" in node.input:
-                continue
-            if producer in memories - remembered:
-                remembered.add(producer)
-                continue
-            if captured_name(node.name).partition(ASSIGNED)[0] in program.analysis.writes.get(
-                captured_name(producer), ()
-            ):
-                continue  # It stands in the place of a writer.
-            if not node.name.startswith(f"{KERNEL_SCOPE}/") or producer in assigned:
-                raise InvalidGraphError(
-                    f"variable '{producer}' has two writers, one of them new:\n{neighbourhood(graph, node)}"
-                )
-            assigned[producer] = node.name
-    for handle, users in graph.users(assigned).items() if assigned else ():
-        for user in users:
-            if user != assigned[handle] and assigned[handle] not in graph.producers[user]:
-                raise InvalidGraphError(
-                    f"variable '{handle}' has two writers, or is read meanwhile: '{user}' does not wait for "
-                    f"'{assigned[handle]}', which assigns it:\n{neighbourhood(graph, graph.nodes[user])}"
-                )
+    graph = program.graph
+    memories = {memory.op for memory in program.memories}
+    touched = {node.name for node in changed}.union(*(graph.producers[node.name] for node in changed))
+    if before is not None:
+        touched.update(*(before.graph.producers.get(node.name, ()) for node in changed))
+        touched |= memories ^ {memory.op for memory in before.memories}
+    handles = [name for name in touched if name in graph.nodes and graph.nodes[name].op == VARIABLE_OP]
+    for handle, users in graph.users(handles).items() if handles else ():
+        _check_users(program, handle, users, is_memory=handle in memories)
 
 
-def _check_combined(program: Program, _: Iterable[tf.compat.v1.NodeDef]) -> None:
+def _check_users(program: Program, handle: str, users: Sequence[str], *, is_memory: bool) -> None:
+    graph, captured = program.graph, program.analysis.captured
+    variable = captured_name(handle)
+    writers = program.analysis.writes.get(variable, ())
+    new = []
+    for user in users:
+        node, name = graph.nodes[user], captured_name(user)
+        is_written = node.op not in READS_VARIABLE | PASSES_HANDLE and handle in map(_data_producer, node.input)
+        stands_for_writer = name.partition(ASSIGNED)[0] in writers
+        if is_written and not stands_for_writer and variable not in captured.producers.get(name, ()):
+            new.append(user)
+    if is_memory:
+        new = new[1:]
+    for position, user in enumerate(new):
+        if position or not user.startswith(f"{KERNEL_SCOPE}/"):
+            raise InvalidGraphError(
+                f"variable '{handle}' has two writers, one of them new:\n{neighbourhood(graph, graph.nodes[user])}"
+            )
+    for user in users if new else ():
+        if user != new[0] and new[0] not in graph.producers[user]:
+            raise InvalidGraphError(
+                f"variable '{handle}' has two writers, or is read meanwhile: '{user}' does not wait for "
+                f"'{new[0]}', which assigns it:\n{neighbourhood(graph, graph.nodes[user])}"
+            )
+
+
+def _data_producer(name: str) -> str | None:
+    return None if name.startswith("^") else op_of(name)
+
+
+def _check_combined(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None:
     captured, varying = program.analysis.captured, program.analysis.varying
     recorded = [
         (f"the gradient of '{one.variable}'", tensor) for one in program.item.gradients for tensor in one.tensors
@@ -197,7 +222,7 @@ def _check_combined(program: Program, _: Iterable[tf.compat.v1.NodeDef]) -> None
                 )
 
 
-def _check_written(program: Program, _: Iterable[tf.compat.v1.NodeDef]) -> None:
+def _check_written(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None:
     captured, writes = program.analysis.captured, program.analysis.writes
     nodes, worker = program.graph.nodes, program.place.worker
     wanted = captured.ancestors(_ends(program.item))
@@ -252,7 +277,7 @@ def _ends(item: GraphItem) -> Iterator[str]:
     yield from item.run_ops
 
 
-def _check_placed(program: Program, changed: Iterable[tf.compat.v1.NodeDef]) -> None:
+def _check_placed(program: Program, changed: Sequence[tf.compat.v1.NodeDef]) -> None:
     nodes = program.graph.nodes
     writers = {
         copy: handle
@@ -260,17 +285,18 @@ def _check_placed(program: Program, changed: Iterable[tf.compat.v1.NodeDef]) -> 
         for name in names
         for copy, handle in zip(program.copies(name), program.copies(variable), strict=True)
     }
+    names = {node.name for node in changed}
     for node in changed:
         if not node.device:
             raise InvalidGraphError(f"an op has no device: {format_node(node)}")
-        handle = writers.get(node.name)
-        if handle is not None and nodes[handle].device != node.device:
+    for name, handle in writers.items():
+        if name in nodes and not names.isdisjoint((name, handle)) and nodes[handle].device != nodes[name].device:
             raise InvalidGraphError(
-                f"'{node.name}' writes a variable of another device, '{nodes[handle].device}': {format_node(node)}"
+                f"'{name}' writes a variable of another device, '{nodes[handle].device}': {format_node(nodes[name])}"
             )
 
 
-def _check_order(program: Program, _: Iterable[tf.compat.v1.NodeDef]) -> None:
+def _check_order(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None:
     named = {op for launch in program.launches if launch.by_name for op in launch.ops}
     if idle := named - set(program.run_ops):
         raise InvalidGraphError(f"collective '{min(idle)}' is not among the ops to run: a worker could leave it out")
@@ -284,7 +310,7 @@ def _check_order(program: Program, _: Iterable[tf.compat.v1.NodeDef]) -> None:
                 )
 
 
-_PROMISES: Mapping[Promise, Callable[[Program, Iterable[tf.compat.v1.NodeDef]], None]] = {
+_PROMISES: Mapping[Promise, Callable[[Program, Sequence[tf.compat.v1.NodeDef]], None]] = {
     Promise.COMBINED: _check_combined,
     Promise.WRITTEN: _check_written,
     Promise.PLACED: _check_placed,

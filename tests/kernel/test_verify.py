@@ -1,12 +1,17 @@
 """Each invariant of a program's graph, broken once."""
 
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import pytest
+from hypothesis import find, given, settings
+from hypothesis import strategies as st
 
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import on_replica, op_of
-from autodist_py.kernel.program import Launch, Promise
+from autodist_py.kernel.program import Launch, Program, Promise
 from autodist_py.kernel.rewrite import Edits
 from autodist_py.kernel.verify import verify
 from autodist_py.proto.errors import InvalidGraphError
@@ -65,6 +70,12 @@ def test_a_cycle_of_data_or_control_edges_is_printed(back):
         check("x = Const()", f"a = Neg({back})", "b = Neg(a)")
     assert "b = Neg(a)" in str(raised.value)
     assert "x = Const()" not in str(raised.value)
+
+
+@pytest.mark.parametrize("itself", ["a", "^a"])
+def test_an_op_that_waits_for_itself_is_a_cycle(itself):
+    with pytest.raises(InvalidGraphError, match="cycle of 1 ops:\na = Neg"):
+        check("x = Const()", f"a = Neg({itself})", "b = Neg(a)")
 
 
 def test_a_loop_of_tensorflow_1_is_no_cycle():
@@ -177,3 +188,146 @@ def test_an_update_on_another_device_than_its_variable():
 def test_an_op_without_a_device_once_all_are_placed():
     with pytest.raises(InvalidGraphError, match="an op has no device: AutoDist/new = NoOp"):
         broken("place", lambda edits, program: edits.add(parsed("AutoDist/new = NoOp()").node))
+
+
+# -- What is looked at again, where a program follows one that is valid -----------------------------------------------
+
+Edit = Callable[[Edits, GraphView, int], None]
+
+
+def _pick(names: Sequence[str], number: int) -> str:
+    return names[number % len(names)]
+
+
+def _all(view: GraphView) -> list[str]:
+    return [*view.nodes]
+
+
+def _handles(view: GraphView) -> list[str]:
+    return [node.name for node in view.of_type({"VarHandleOp"})]
+
+
+def _assigns(view: GraphView) -> list[str]:
+    return [node.name for node in view.of_type({"AssignVariableOp", "AssignSubVariableOp"})]
+
+
+def _new(line: str) -> Edit:
+    """An op of the kernel or of a replica, whose inputs are picked: {handle}, {assign}, {op}."""
+
+    def add(edits: Edits, view: GraphView, number: int) -> None:
+        handle = _pick(_handles(view), number)
+        picked = {"handle": handle, "assign": _pick(_assigns(view), number // 2), "op": _pick(_all(view), number // 3)}
+        scope = handle.partition("/")[0] if number % 4 == 3 else "AutoDist"
+        text = line.format(name=f"{scope}/new_{len(view.nodes)}", **picked)
+        (node,) = parsed(f"{text} @/device:CPU:0").node
+        edits.add([node])
+
+    return add
+
+
+EDITS: Sequence[Edit] = (
+    _new("{name} = ReadVariableOp({handle})"),
+    _new("{name} = ReadVariableOp({handle}, ^{assign})"),
+    _new("{name} = AssignVariableOp({handle}, {op})"),
+    _new("{name} = AssignVariableOp({handle}, {op}, ^{assign})"),
+    _new("{name} = NoOp(^{op}, ^{handle})"),
+    lambda edits, view, number: edits.add_control(_pick(_all(view), number), _pick(_all(view), number // 7)),
+    lambda edits, view, number: edits.add_control(_pick(_all(view), number), _pick(_assigns(view), number // 7)),
+    lambda edits, view, number: edits.set_device(_pick(_all(view), number), f"/device:CPU:{number % 2}"),
+    lambda edits, view, number: edits.set_device(_pick(_handles(view), number), f"/device:CPU:{number % 2}"),
+    lambda edits, view, number: edits.redirect(
+        _pick(_assigns(view), number), _pick(_handles(view), number // 3), _pick(_handles(view), number // 5)
+    ),
+)
+
+
+def _is_accepted(program: Program, before: Program | None) -> bool:
+    try:
+        verify(program, before)
+    except InvalidGraphError:
+        return False
+    return True
+
+
+@cache
+def _bases() -> tuple[Program, ...]:
+    item = programs.linear_regression()
+    return tuple(programs.after(name, item, programs.place(2)) for name in ("refresh", "place", "order"))
+
+
+def _outcomes(base: Program, edits: Sequence[tuple[Edit, int]]) -> list[tuple[bool, bool]]:
+    """For each edit, made after those that are accepted: whether all of it is, and what has changed since."""
+    found = []
+    for edit, number in edits:
+        collected = Edits()
+        edit(collected, base.graph, number)
+        program = replace(base, graph=collected.apply(base.graph))
+        found.append((_is_accepted(program, None), _is_accepted(program, base)))
+        base = program if all(found[-1]) else base
+    return found
+
+
+_histories = st.tuples(
+    st.sampled_from(range(3)),
+    st.lists(st.tuples(st.sampled_from(EDITS), st.integers(0, 10_000)), min_size=1, max_size=8),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(_histories)
+def test_what_has_changed_is_accepted_where_the_whole_is(history):
+    which, edits = history
+    outcomes = _outcomes(_bases()[which], edits)
+    assert all(whole == changed for whole, changed in outcomes), outcomes
+
+
+def test_histories_have_edits_that_are_accepted_and_later_ones_that_are_not():
+    """Else the test above would compare nothing."""
+
+    def is_mixed(history):
+        counted = Counter(_outcomes(_bases()[history[0]], history[1]))
+        return counted[True, True] > 1 and counted[False, False] > 1
+
+    find(_histories, is_mixed, settings=settings(deadline=None))
+
+
+def test_what_closes_no_loop_any_more_closes_a_cycle():
+    program = programs.program_of(parsed("a = Const()"), programs.place(1))
+    before = replace(program, graph=GraphView(parsed("m = Merge(n)", "n = NextIteration(m)")), fetches=(), run_ops=())
+    verify(before)
+    after = replace(before, graph=before.graph.changed(added=(), replaced=parsed("n = Neg(m)").node))
+    with pytest.raises(InvalidGraphError, match="cycle of 2 ops"):
+        verify(after, before)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (("AutoDist/assign = AssignVariableOp({handle}, {value})",), ("AutoDist/read = ReadVariableOp({handle})",)),
+        (
+            ("AutoDist/assign = AssignVariableOp({handle}, {value})",),
+            ("AutoDist/again = AssignVariableOp({handle}, {value}, ^AutoDist/assign)",),
+        ),
+    ],
+)
+def test_what_is_added_later_is_seen_beside_what_stood_before(first, then):
+    graph = parsed("v = VarHandleOp()", "value = Const()")
+    program = programs.program_of(parsed("a = Const()"), programs.place(1))
+    before = replace(program, graph=GraphView(graph), fetches=(), run_ops=())
+
+    def added(program, lines):
+        nodes = parsed(*(line.format(handle="v", value="value") for line in lines)).node
+        return replace(program, graph=program.graph.changed(added=nodes, replaced=()))
+
+    valid = added(before, first)
+    verify(valid, before)
+    with pytest.raises(InvalidGraphError, match="'v' has two writers"):
+        verify(added(valid, then), valid)
+
+
+def test_a_variable_that_is_moved_away_from_its_update_is_seen():
+    program = programs.after("place", programs.linear_regression(), programs.place(2))
+    edits = Edits()
+    edits.set_device(on_replica(1, "w"), program.place.local_replicas[0].device)
+    with pytest.raises(InvalidGraphError, match="writes a variable of another device"):
+        verify(replace(program, graph=edits.apply(program.graph)), program)

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import ClassVar, TypeVar
 
 from autodist_py.proto.errors import AutoDistError, ClusterError, WorkerFailedError
@@ -19,6 +19,7 @@ from autodist_py.runtime import tf_adapter
 from autodist_py.runtime.calls import CoordinatorCalls
 from autodist_py.runtime.chief import Chief
 from autodist_py.runtime.launcher import secret_from_input
+from autodist_py.runtime.loopback import closed_to_others
 from autodist_py.runtime.ports import HeldPort, host_and_port
 from autodist_py.runtime.process import observe_script, one_line
 from autodist_py.runtime.service import ChiefLostError, CoordinatorClient
@@ -140,7 +141,8 @@ class WorkerCluster:
         self._heart.start()
         if not self.is_chief:
             self._ear.start()
-        with port.shared_with_server():
+        is_local = all(each.is_loopback for each in self._resources.workers)
+        with port.shared_with_server(), closed_to_others(port.number) if is_local else nullcontext():
             tf_adapter.start_server(membership.servers, self.rank, cpus=cpus)
         self.barrier("autodist/servers-started", timeout=timeout)
         _log.info("worker %d of %d joined run %s", self.rank, self.num_workers, self.run_id)

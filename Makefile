@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-all fuzz mutations bench lint ruff format-check mypy imports proto-check proto horovod lab-deps clean
+.PHONY: demo test test-all corpus fuzz mutations bench lint ruff format-check mypy imports proto-check proto horovod lab-deps clean
 
 demo: $(INSTALLED)
 	TF_CPP_MIN_LOG_LEVEL=1 $(BIN)/autodist run --local 2 examples/digits.py --compare
@@ -19,6 +19,10 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED)
 	$(call RUN_TESTS)
+
+# All programs of tests/corpus/programs on all clusters, in about two hours on two cores; some: CORPUS="--programs lenet_digits".
+corpus: $(INSTALLED)
+	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m tests.corpus.report --write $(CORPUS)
 
 fuzz: $(INSTALLED)
 	FUZZ_EXAMPLES=2000 $(BIN)/pytest -s tests/test_random_programs.py

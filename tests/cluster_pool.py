@@ -1,6 +1,7 @@
 """Clusters of worker processes that run one test case after another. The test process itself is no member of any.
 
-It owns the processes and the way to them; what a case does is the case's own.
+It owns the processes and the way to them; what a case does is the case's own. A start costs seconds of each core, so
+`Clusters` keeps those of a session of pytest, one for each shape.
 """
 
 import os
@@ -19,6 +20,8 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import psutil
+
 from tests.cluster_worker import ADDRESS_VARIABLE, AUTHKEY_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,6 +33,9 @@ _OTHERS_SECONDS = 5.0
 """How long the other workers may take to answer once one has failed: they may wait for it in a collective."""
 _POLL_SECONDS = 0.25
 _OUTPUT_LINES = 60
+_MOST_MEMORY = 2 << 30
+"""Bytes of a process that runs no further module's cases: programs stay in TensorFlow's memory."""
+_MOST_CLUSTERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,14 @@ class Cluster:
     def process_ids(self) -> list[int]:
         """The workers' processes, by rank."""
         return [worker.process_id for worker in self._workers]
+
+    def memory(self) -> int:
+        """The bytes that its largest process holds; 0 where it does not run."""
+        held = [0]
+        for process_id in self.process_ids():
+            with suppress(psutil.NoSuchProcess):
+                held.append(psutil.Process(process_id).memory_info().rss)
+        return max(held)
 
     def output(self) -> str:
         """The end of what the workers have printed."""
@@ -242,6 +256,29 @@ class Cluster:
         if pending and not failures:
             failures = dict.fromkeys(pending.values(), "no answer in time")
         return results, failures
+
+
+class Clusters:
+    """The clusters of one session of pytest, by shape: as many as fit into memory, those that were used last."""
+
+    def __init__(self, directory: Callable[[str], Path]):
+        self._directory = directory
+        self._kept: dict[Shape, Cluster] = {}
+
+    def of(self, shape: Shape) -> Cluster:
+        """The cluster of this shape, with little in its memory."""
+        found = self._kept.pop(shape, None)
+        if found is not None and found.memory() > _MOST_MEMORY:
+            found.close()
+        self._kept[shape] = found or Cluster(shape, self._directory(shape.name))
+        while len(self._kept) > _MOST_CLUSTERS:
+            self._kept.pop(next(iter(self._kept))).close()
+        return self._kept[shape]
+
+    def close(self) -> None:
+        """End all processes."""
+        while self._kept:
+            self._kept.popitem()[1].close()
 
 
 def same_on_all_workers(results: list[Any]) -> Any:

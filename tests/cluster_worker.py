@@ -5,7 +5,10 @@ python tests/cluster_worker.py        started by tests/cluster_pool.py; the chie
 
 import importlib
 import os
+import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Client
 
 ADDRESS_VARIABLE = "CLUSTER_POOL_ADDRESS"
@@ -28,9 +31,31 @@ def main() -> None:
 def outcome(module: str, function: str, arguments: dict) -> tuple[bool, object]:
     """Whether the case succeeded, and its result, or the traceback as text."""
     try:
-        return True, getattr(importlib.import_module(module), function)(**arguments)
+        with settings_restored():
+            return True, getattr(importlib.import_module(module), function)(**arguments)
     except Exception:
         return False, traceback.format_exc()
+
+
+@contextmanager
+def settings_restored() -> Iterator[None]:
+    """What a case says of Keras's types, and of the environment, is of no other case."""
+    environment = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+        if "keras" in sys.modules:
+            import keras
+
+            keras.utils.clear_session(free_memory=False)  # The policy too, which else stays that of the first layer.
+            keras.config.set_floatx("float32")
+        if "tf_keras" in sys.modules:
+            import tf_keras
+
+            tf_keras.backend.set_floatx("float32")
+            tf_keras.mixed_precision.set_global_policy(None)
 
 
 if __name__ == "__main__":

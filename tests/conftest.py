@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_pool import ONE_DEVICE, SHAPES, Cluster
+from tests.cluster_pool import ONE_DEVICE, SHAPES, Cluster, Clusters
 
 # Some tests press Ctrl-C, which what is started in the background ignores, and so does all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -55,9 +55,25 @@ def cluster_of(item: pytest.Item) -> str:
     return cluster.name if cluster in (ONE_DEVICE, *SHAPES) else ""
 
 
+@pytest.fixture(scope="session")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
+    """Those that all modules share which this process runs."""
+    shared = Clusters(tmp_path_factory.mktemp)
+    yield shared
+    shared.close()
+
+
 @pytest.fixture(scope="module", params=SHAPES, ids=lambda shape: shape.name)
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster, started once per module and shape; `parametrize("cluster", ..., indirect=True)` chooses the shapes."""
-    started = Cluster(request.param, tmp_path_factory.mktemp(request.param.name))
-    yield started
-    started.close()
+def cluster(
+    request: pytest.FixtureRequest, clusters: Clusters, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """A cluster, shared with other modules but for those marked `own_cluster`.
+
+    `parametrize("cluster", ..., indirect=True)` chooses the shapes.
+    """
+    if request.node.get_closest_marker("own_cluster") is None:
+        yield clusters.of(request.param)
+        return
+    own = Cluster(request.param, tmp_path_factory.mktemp(request.param.name))
+    yield own
+    own.close()

@@ -23,6 +23,8 @@ from tests.cluster_pool import same_on_all_workers as same
 from tests.oracle import Batch, Training, compare_function, compare_graph
 from tests.oracle_programs import batches, graph_program, hand_written
 
+pytestmark = pytest.mark.own_cluster
+
 # -- Named by the strategy ---------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,8 @@ from autodist_py import AutoDist
 from tests.cluster_pool import TWO_REPLICAS, TWO_WORKERS, Cluster
 from tests.oracle_programs import batches, graph_program, hand_written
 
+pytestmark = pytest.mark.own_cluster
+
 MADE = (5, 20, 35, 50)
 
 

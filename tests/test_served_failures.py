@@ -21,6 +21,8 @@ from tests.cluster_pool import THREE_WORKERS, CaseFailedError, Cluster
 from tests.fit_oracle import X, Y, compiled
 from tests.served import Spread, descending
 
+pytestmark = pytest.mark.own_cluster
+
 on_three = pytest.mark.parametrize(
     "cluster", [THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
 )

@@ -23,6 +23,7 @@ STEPS = 15
 
 pytestmark = [
     pytest.mark.alone,
+    pytest.mark.own_cluster,
     pytest.mark.parametrize("cluster", [TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"),
 ]
 

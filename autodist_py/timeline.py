@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist_py import tf_adapter
+from autodist_py.proto.wire import write_atomically
 from autodist_py.runtime.cluster import Cluster
 from autodist_py.runtime.process import is_failing
 
@@ -53,7 +54,11 @@ class Timeline:
         if self._cluster.step != FIRST_STEP:
             return
         self._is_begun = True
-        folder = tempfile.TemporaryDirectory(prefix="autodist-timeline-")
+        try:
+            folder = tempfile.TemporaryDirectory(prefix="autodist-timeline-")
+        except OSError as error:
+            _log.warning("there is no timeline of this worker: no folder for it can be made: %s", error)
+            return
         try:
             tf.profiler.experimental.start(folder.name)
         except tf.errors.AlreadyExistsError:
@@ -75,9 +80,17 @@ class Timeline:
         self._is_done = True
         if self._cluster.is_chief:
             parts = {rank: json.loads(zlib.decompress(value)) for rank, value in everyone.items()}
-            self._path.write_text(json.dumps({"traceEvents": list(_merged(parts)), "displayTimeUnit": "ms"}))
-            _log.info("the timeline of steps %d to %d is in %s", FIRST_STEP, self._cluster.step, self._path)
+            self._write(json.dumps({"traceEvents": list(_merged(parts)), "displayTimeUnit": "ms"}).encode())
         self._cluster.barrier(f"{self._key}/written")  # Else the others' next step, and its limit, begin meanwhile.
+
+    def _write(self, content: bytes) -> None:
+        """The file is written, whole; or a warning says why it is as it was, and training goes on."""
+        try:
+            write_atomically(self._path, content)
+        except OSError as error:
+            _log.warning("the timeline is not in %s: %d bytes, %s", self._path, len(content), error)
+        else:
+            _log.info("the timeline of steps %d to %d is in %s", FIRST_STEP, self._cluster.step, self._path)
 
     def _events(self, collectives: Mapping[str, str]) -> list[dict[str, Any]]:
         """What has been traced; nothing is any more."""
@@ -96,6 +109,10 @@ class Timeline:
             tf.profiler.experimental.stop(save=save)
         except tf.errors.UnavailableError:
             _log.warning("there is no timeline of this worker: another ended the profiler of its process")
+        except tf.errors.OpError as error:
+            _log.warning("there is no timeline of this worker: its events cannot be written: %s", error.message)
+            folder.cleanup()
+            return None
         return folder
 
     def close(self) -> None:

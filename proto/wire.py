@@ -63,10 +63,14 @@ def save(message: Message, path: str | os.PathLike[str], *, error: type[Exceptio
     """The message is in the file, whole: a reader sees the old content or the new one, never a part.
 
     Raises:
-        error: the suffix is neither `.pb` nor `.json`.
+        error: the suffix is neither `.pb` nor `.json`, or the file cannot be written.
     """
     suffix = require_suffix(path, error=error)
-    write_atomically(path, to_bytes(message) if suffix == ".pb" else to_json(message).encode())
+    content = to_bytes(message) if suffix == ".pb" else to_json(message).encode()
+    try:
+        write_atomically(path, content)
+    except OSError as cause:
+        raise error(f"{os.fspath(path)}: {len(content)} bytes cannot be written: {cause.strerror}") from cause
 
 
 def load(

@@ -8,7 +8,7 @@ INSTALLED := .venv/.installed
 .PHONY: demo test test-all corpus fuzz mutations bench lint ruff format-check mypy imports proto-check proto horovod lab-deps clean
 
 demo: $(INSTALLED)
-	TF_CPP_MIN_LOG_LEVEL=1 $(BIN)/autodist run --local 2 examples/digits.py --compare
+	$(BIN)/autodist run --local 2 examples/digits.py --compare
 
 # Two modules at a time, as most tests wait for other processes; then what bears nothing beside it. Fails if either does.
 RUN_TESTS = $(BIN)/pytest -n 2 --dist loadfile -m "not alone$(1)"; together=$$?; \

@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +21,9 @@ from autodist_py.proto.resource_spec import YAML_SUFFIXES
 from autodist_py.proto.values import load_value
 from autodist_py.relay import screens
 from autodist_py.resources import load_resource_spec, local_resource_spec
+from autodist_py.runtime.brief import is_startup
 from autodist_py.settings import (
+    OUTPUT_VARIABLE,
     PLAN_DIR_VARIABLE,
     RESOURCE_SPEC_VARIABLE,
     SEED_VARIABLE,
@@ -34,6 +36,7 @@ from autodist_py.supervisor import run_chief
 from autodist_py.verification import RunFailedError, Script, compare_runs, run_quietly
 
 _FILE = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
+_TENSORFLOW_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _STRATEGY = click.option(
     "--strategy",
     metavar="BUILDER",
@@ -57,6 +60,7 @@ def main() -> None:
     metavar="FILE",
     help="Write what the workers do in a few steps, for chrome://tracing or ui.perfetto.dev.",
 )
+@click.option("--all-output", is_flag=True, help="Show all that all workers, and TensorFlow's start, print.")
 @_STRATEGY
 @click.argument("script", type=_FILE)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
@@ -65,6 +69,7 @@ def run(
     spec: Path | None,
     cpus: int | None,
     timeline: Path | None,
+    all_output: bool,
     strategy: str | None,
     script: Path,
     arguments: tuple[str, ...],
@@ -73,15 +78,19 @@ def run(
 
     The script starts as the chief; the other workers start when it makes its AutoDist object.
 
-    Each line of output starts with the rank of its worker. A line that the chief keeps rewriting (a progress bar) stays
-    at the bottom of a terminal; elsewhere its last state is printed. The script's input is empty. Ctrl-C is passed on
+    Each line of output starts with the rank of its worker: all of the chief's, of the others warnings, errors and what
+    comes after an error. What TensorFlow says whenever it starts is left out, unless TF_CPP_MIN_LOG_LEVEL is 0. A line
+    that the chief keeps rewriting (a progress bar) stays at the bottom of a terminal; elsewhere its last state is
+    printed. The script's input is empty. Ctrl-C is passed on
     to the chief, which has 15 s to end. The exit code is the chief's, 128 + n if signal n ended it.
     """
     _require_one_of_local_and_spec(workers, spec, cpus)
     if timeline is not None and not timeline.absolute().parent.is_dir():
         raise click.UsageError(f"--timeline is a file in a folder that exists; got {timeline}")
     with _spec_file(workers, spec, cpus) as spec_file:
-        output, errors = screens()
+        if all_output:
+            os.environ[OUTPUT_VARIABLE] = "all"
+        output, errors = screens(_hidden(os.environ))
         environment = _chief_environment(spec_file, output.console, strategy)
         if timeline is not None:
             environment[TIMELINE_VARIABLE] = str(timeline.absolute())
@@ -202,6 +211,12 @@ def plan(
     console.print(str(made), markup=False, highlight=False)
 
 
+def _hidden(environment: Mapping[str, str]) -> Callable[[str], bool]:
+    """Which of the chief's lines are not shown."""
+    is_asked_for = environment.get(OUTPUT_VARIABLE) == "all" or environment.get(_TENSORFLOW_LOG_LEVEL) == "0"
+    return (lambda line: False) if is_asked_for else is_startup
+
+
 def _require_one_of_local_and_spec(workers: int | None, spec: Path | None, cpus: int | None) -> None:
     if (workers is None) == (spec is None):
         given = "neither" if workers is None else "both"
@@ -230,6 +245,8 @@ def _chief_environment(spec_file: Path, console: Console, strategy: str | None) 
     """Our environment, as the chief shall see it: of no other run's worker, unbuffered, as wide as the terminal."""
     environment = {name: value for name, value in os.environ.items() if name not in WORKER_VARIABLES}
     environment |= {RESOURCE_SPEC_VARIABLE: str(spec_file), "PYTHONUNBUFFERED": "1"}
+    if environment.get(OUTPUT_VARIABLE) != "all":
+        environment.setdefault(_TENSORFLOW_LOG_LEVEL, "1")  # No information of its own; 0 has it.
     if strategy is not None:
         environment[STRATEGY_VARIABLE] = strategy
     if console.is_terminal:

@@ -5,6 +5,7 @@ Owns how lines look. It starts no process and reads no pipe (`supervisor.py` doe
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -42,9 +43,13 @@ def _last_state(line: bytes) -> bytes:
 
 @dataclass(slots=True)
 class Screen:
-    """One output stream. On a terminal ranks have colours, and the chief's unfinished line (a progress bar) is last."""
+    """One output stream. On a terminal ranks have colours, and the chief's unfinished line (a progress bar) is last.
+
+    Lines that it `hides` are not shown.
+    """
 
     console: Console
+    hides: Callable[[str], bool] = lambda line: False
     _tail: str = field(default="", init=False)
     _tail_owner: object = field(default=None, init=False)
 
@@ -52,7 +57,8 @@ class Screen:
         """Show what `chunk` adds to the pipe of `splitter`; lines of `rank` None carry their label already."""
         self._clear_tail()
         for line in splitter.feed(chunk):
-            self._show_line(line, rank)
+            if not self.hides(line):
+                self._show_line(line, rank)
         if rank is not None and (splitter.unfinished or self._tail_owner is splitter):
             self._tail, self._tail_owner = splitter.unfinished, splitter
         self._draw_tail()
@@ -87,9 +93,9 @@ def _label(rank: int | None) -> Text:
     return Text() if rank is None else Text(f"[{rank}] ", _RANK_STYLES[rank % len(_RANK_STYLES)])
 
 
-def screens() -> tuple[Screen, Screen]:
-    """Screens for standard output and standard error: the same one when both are the terminal."""
-    output = Screen(Console())
+def screens(hides: Callable[[str], bool]) -> tuple[Screen, Screen]:
+    """Screens for standard output and standard error, which `hides` some lines: one when both are the terminal."""
+    output = Screen(Console(), hides)
     if sys.stdout.isatty() and sys.stderr.isatty():
         return output, output
-    return output, Screen(Console(stderr=True))
+    return Screen(Console()), Screen(Console(stderr=True), hides)

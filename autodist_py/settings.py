@@ -17,6 +17,7 @@ RESOURCE_SPEC_VARIABLE = "AUTODIST_RESOURCE_SPEC"
 WORKER_OUTPUT_VARIABLE = "AUTODIST_WORKER_OUTPUT"
 DUMP_DIR_VARIABLE = "AUTODIST_DUMP_DIR"
 LOG_LEVEL_VARIABLE = "AUTODIST_LOG_LEVEL"
+OUTPUT_VARIABLE = "AUTODIST_OUTPUT"
 JOIN_TIMEOUT_VARIABLE = "AUTODIST_JOIN_TIMEOUT"
 HEARTBEAT_TIMEOUT_VARIABLE = "AUTODIST_HEARTBEAT_TIMEOUT"
 LOST_WORKERS_VARIABLE = "AUTODIST_LOST_WORKERS"
@@ -46,6 +47,9 @@ LOST_WORKERS = ("end", "continue")
 LAUNCH = ("auto", "none")
 """Whether the chief starts the other workers, or each process is started by hand."""
 
+OUTPUT = ("brief", "all")
+"""What is shown of the other workers' output: what went wrong, or all; and whether TensorFlow's start is."""
+
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -62,6 +66,7 @@ class Settings:
     wait for it. The chief's `coordinator_port` must be given then.
     `ssh_config` is the configuration file for the ssh client, in the place of the user's and the system's.
     `worker_output` is a file descriptor for the other workers' lines, open in this process.
+    `output` is what is shown of the other workers' lines.
     `server_port` is the TensorFlow server's port on rank 0, and rank r takes `server_port + r`; 0 means any free one.
     `checked_steps` is for how many steps the workers compare what they are given, with `batch="global"`.
     `seed` is that of random numbers where the script gives none.
@@ -97,6 +102,7 @@ class Settings:
     ssh_config: Path | None = None
     launch: str = "auto"
     timeline: Path | None = None
+    output: str = "brief"
 
     def __post_init__(self) -> None:
         if (self.rank is None) != (self.coordinator is None):
@@ -127,6 +133,7 @@ class Settings:
             worker_output=_integer(given, WORKER_OUTPUT_VARIABLE, None, most=2**31 - 1),
             dump_dir=_path(given, DUMP_DIR_VARIABLE),
             log_level=_log_level(given, LOG_LEVEL_VARIABLE),
+            output=_choice(given, OUTPUT_VARIABLE, OUTPUT, defaults.output),
             join_timeout=_seconds(given, JOIN_TIMEOUT_VARIABLE, defaults.join_timeout),
             heartbeat_timeout=_seconds(given, HEARTBEAT_TIMEOUT_VARIABLE, defaults.heartbeat_timeout, least=2.0),
             lost_workers=_choice(given, LOST_WORKERS_VARIABLE, LOST_WORKERS, defaults.lost_workers),

@@ -182,6 +182,7 @@ class Cluster:
             own = {name: value for name, value in os.environ.items() if not name.startswith("AUTODIST_")}
             environment = own | {
                 "AUTODIST_RESOURCE_SPEC": str(spec),
+                "AUTODIST_OUTPUT": "all",
                 "AUTODIST_HEARTBEAT_TIMEOUT": "30",  # Cases are not about it, and a busy machine stops now and then.
                 ADDRESS_VARIABLE: f"{host}:{port}",
                 AUTHKEY_VARIABLE: authkey.hex(),

@@ -1,5 +1,6 @@
 """Fixtures that several test modules share."""
 
+import os
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ from tests.cluster_pool import ONE_DEVICE, SHAPES, Cluster, Clusters
 
 # Some tests press Ctrl-C, which what is started in the background ignores, and so does all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Of what tests start all workers' output is shown, so that it can be looked at; tests of the default unset it.
+os.environ["AUTODIST_OUTPUT"] = "all"
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

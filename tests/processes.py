@@ -67,9 +67,9 @@ class Command:
 class Lines:
     """A pipe that a LineOutput writes to, read to its end in the background."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, brief: bool = False) -> None:
         self._read, self.descriptor = os.pipe()
-        self.output = LineOutput(self.descriptor)
+        self.output = LineOutput(self.descriptor, brief=brief)
         self._text = b""
         self._reader = threading.Thread(target=self._collect, daemon=True)
         self._reader.start()

@@ -89,6 +89,29 @@ def test_lines_of_other_workers_arrive_through_the_pipe_that_the_chief_is_given(
     assert sorted(done.stdout.splitlines()) == ["[0] bye", "[1] hello"]
 
 
+NOISE = "I0000 00:00:1795395273.757099   18716 port.cc:153] oneDNN custom operations are on."
+
+
+@pytest.mark.parametrize(
+    ("options", "level", "shown"),
+    [
+        ([], None, ["[0] level 1"]),
+        (["--all-output"], None, [f"[0] {NOISE}", "[0] level None"]),
+        ([], "0", [f"[0] {NOISE}", "[0] level 0"]),
+        ([], "2", ["[0] level 2"]),
+    ],
+)
+def test_what_tensorflow_says_at_its_start_is_shown_if_asked_for(script, options, level, shown):
+    path = script(
+        f"import os, sys; print({NOISE!r}, file=sys.stderr);"
+        "print('level', os.environ.get('TF_CPP_MIN_LOG_LEVEL'), file=sys.stderr)"
+    )
+    own = {name: text for name, text in os.environ.items() if name not in ("AUTODIST_OUTPUT", "TF_CPP_MIN_LOG_LEVEL")}
+    own |= {"TF_CPP_MIN_LOG_LEVEL": level} if level is not None else {}
+    done = autodist("run", "--local", 1, *options, path, env=own)
+    assert done.stderr.splitlines() == shown
+
+
 def test_lines_arrive_while_the_script_runs(script, started):
     process = started("run", "--local", 1, script("import time\nprint('now')\ntime.sleep(60)"))
     assert process.stdout.readline() == "[0] now\n"

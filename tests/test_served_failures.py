@@ -165,6 +165,7 @@ def run_script(folder: Path, body: str, **environment: str) -> subprocess.Comple
     (folder / "spec.yaml").write_text(SPEC)
     own = {name: value for name, value in os.environ.items() if not name.startswith("AUTODIST_")}
     own |= {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    own |= {"AUTODIST_OUTPUT": "all"}
     return subprocess.run(
         [sys.executable, "train.py"],
         cwd=folder,

@@ -105,7 +105,7 @@ def launcher_for(resources: ResourceSpec, settings: Settings) -> Launcher | None
     if settings.launch == "none":
         _require_known_port(settings)
         return None
-    output = chief_output(settings.worker_output)
+    output = chief_output(settings.worker_output, brief=settings.output == "brief")
     return LocalLauncher(output) if resources.is_local else SshLauncher(output, resources, settings)
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import IO, Protocol, cast
 
 from autodist_py.proto.errors import ClusterError
 from autodist_py.proto.resource_spec import NodeSpec
+from autodist_py.runtime.brief import Brief
 from autodist_py.settings import COORDINATOR_VARIABLE, LAUNCH_VARIABLE, RANK_VARIABLE, WORKER_OUTPUT_VARIABLE
 
 _COLORS = (36, 35, 32, 33, 34, 31)
@@ -77,12 +79,13 @@ class LocalLauncher:
 
     def __init__(self, output: "LineOutput") -> None:
         self._output = output
-        self._command = own_command()
+        self._command, self._folder = own_command(), own_folder()
 
     def launch(self, job: Job, *, on_exit: ExitReport) -> "LocalWorker":
         """See Launcher. The secret goes over standard input, which is then at its end."""
         process = subprocess.Popen(
             self._command,
+            cwd=self._folder,
             env=_environment(os.environ, job),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -107,8 +110,12 @@ class LocalWorker:
             process,
             name=f"autodist-worker-{rank}",
             readers=[lambda: output.relay(rank, cast(IO[bytes], process.stdout))],
-            on_exit=lambda code: on_exit(rank, code, ""),
+            on_exit=lambda code: self._report(code, output, on_exit),
         )
+
+    def _report(self, code: int, output: "LineOutput", on_exit: ExitReport) -> None:
+        output.ended(self.rank, code)
+        on_exit(self.rank, code, "")
 
     def wait(self, timeout: float) -> int | None:
         """See Worker."""
@@ -178,11 +185,12 @@ class LineOutput:
     """A file descriptor that several workers write to, in whole lines that begin with `[rank] `.
 
     On a terminal the rank has a colour. A line that is rewritten by carriage returns (a progress bar) is shown once, in
-    its last state.
+    its last state. If it is `brief`, only what went wrong is shown.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, *, brief: bool = False) -> None:
         self._descriptor = descriptor
+        self._briefs: defaultdict[int, Brief] | None = defaultdict(Brief) if brief else None
         self._colored = os.isatty(descriptor) and "NO_COLOR" not in os.environ
         self._lock = threading.Lock()
 
@@ -193,10 +201,22 @@ class LineOutput:
                 self.show(rank, line)
 
     def show(self, rank: int, line: bytes) -> None:
-        """Shows one line."""
+        """Shows one line, if it is to be shown."""
+        text = line.rstrip(b"\r\n").rpartition(b"\r")[2]
+        if self._briefs is None or self._briefs[rank].shows(text.decode(errors="replace")):
+            self._show(rank, text)
+
+    def ended(self, rank: int, exit_code: int) -> None:
+        """The worker has ended: what it said last is shown if it failed, and has not said why."""
+        brief = None if self._briefs is None else self._briefs[rank]
+        if brief is not None and exit_code and not brief.is_open:
+            for line in brief.hidden:
+                self._show(rank, line.encode())
+
+    def _show(self, rank: int, text: bytes) -> None:
         color = _COLORS[rank % len(_COLORS)]
         label = f"\x1b[{color}m[{rank}]\x1b[0m " if self._colored else f"[{rank}] "
-        self._write(label.encode() + line.rstrip(b"\r\n").rpartition(b"\r")[2] + b"\n")
+        self._write(label.encode() + text + b"\n")
 
     def _write(self, line: bytes) -> None:
         with self._lock, suppress(OSError):  # Whoever read our output may be gone; workers go on.
@@ -204,7 +224,7 @@ class LineOutput:
                 line = line[os.write(self._descriptor, line) :]
 
 
-def chief_output(worker_output: int | None) -> LineOutput:
+def chief_output(worker_output: int | None, *, brief: bool = False) -> LineOutput:
     """Where the other workers' lines go: the descriptor given, or standard output.
 
     The chief's own standard output is then written line by line, so that its lines stay whole among theirs.
@@ -217,14 +237,14 @@ def chief_output(worker_output: int | None) -> LineOutput:
                 f"{WORKER_OUTPUT_VARIABLE} is an open file descriptor. Received: {worker_output}, which is not open. "
                 "Unset it; `autodist run` sets it."
             ) from error
-        return LineOutput(worker_output)
+        return LineOutput(worker_output, brief=brief)
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(line_buffering=True, write_through=False)  # `python -u` writes a line in two halves.
     try:
-        return LineOutput(sys.stdout.fileno())
+        return LineOutput(sys.stdout.fileno(), brief=brief)
     except (OSError, AttributeError, ValueError):  # Replaced by a notebook, or closed.
-        return LineOutput(1)
+        return LineOutput(1, brief=brief)
 
 
 def own_command() -> list[str]:
@@ -241,6 +261,19 @@ def own_command() -> list[str]:
             f"Received: {' '.join(sys.orig_argv)!r}, an interactive session. Save the code as a file and run that."
         )
     return [sys.executable, *options]
+
+
+def own_folder() -> str:
+    """Where the command line that started this process means the same again, also when the script has left it since.
+
+    That is the folder from which a relative path leads to the script. For a script that was named by an absolute path,
+    or as a module, it is not known, and this is the working folder.
+    """
+    file = getattr(sys.modules["__main__"], "__file__", None) or ""
+    for option in sys.orig_argv[1:]:
+        if not os.path.isabs(option) and file.endswith(f"{os.sep}{option}"):
+            return file.removesuffix(option)
+    return os.getcwd()
 
 
 def secret_from_input() -> str:

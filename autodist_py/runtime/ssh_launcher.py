@@ -18,7 +18,15 @@ from typing import IO, cast
 
 from autodist_py.proto.errors import ClusterError
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec, SSHConfig
-from autodist_py.runtime.launcher import ExitReport, Job, LineOutput, WatchedProcess, own_command, own_variables
+from autodist_py.runtime.launcher import (
+    ExitReport,
+    Job,
+    LineOutput,
+    WatchedProcess,
+    own_command,
+    own_folder,
+    own_variables,
+)
 from autodist_py.runtime.remote_worker import STARTED
 from autodist_py.settings import SSH_CONFIG_VARIABLE, WORKER_OUTPUT_VARIABLE, Settings
 
@@ -48,7 +56,7 @@ class SshLauncher:
         self._output = output
         self._resources = resources
         self._settings = settings
-        self._command = own_command()
+        self._command, self._folder = own_command(), own_folder()
 
     def launch(self, job: Job, *, on_exit: ExitReport) -> "SshWorker":
         """See Launcher. The secret goes over standard input, which stays open: its end tells of the chief's.
@@ -63,7 +71,7 @@ class SshLauncher:
         # A worker that notices the chief's end by itself has so long to end by itself.
         grace = self._settings.heartbeat_timeout + self._settings.exit_grace + _MARGIN_SECONDS
         script = shell_script(
-            os.getcwd(),
+            self._folder,
             remote_environment(os.environ, job, config),
             venv=config.python_venv,
             command=[python, "-m", "autodist_py.runtime.remote_worker", f"{grace:g}", *options],
@@ -81,7 +89,7 @@ class SshLauncher:
                 f"workers on other machines are started by the program `ssh`. Received: {job.node.address} as the node "
                 f"of rank {job.rank}, and no `ssh` on the PATH of this machine. Install an OpenSSH client."
             ) from error
-        needs = f"the folder {os.getcwd()} and {python}, which has autodist_py"
+        needs = f"the folder {self._folder} and {python}, which has autodist_py"
         worker = SshWorker(job, process, self._output, on_exit, client=client, needs=needs)
         worker.tell(os.fsencode(f"{script}\n{job.secret}\n"))
         return worker
@@ -154,6 +162,7 @@ class SshWorker:
                 self._output.show(self.rank, line)
 
     def _report(self, code: int) -> None:
+        self._output.ended(self.rank, _worker_code(code))
         self._on_exit(self.rank, _worker_code(code), self._reason(code))
 
     def _reason(self, code: int) -> str:

@@ -38,6 +38,7 @@ class Lab:
         """A command on a host, in the background."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("AUTODIST_")}
         own |= {"AUTODIST_SSH_CONFIG": str(self.ssh_config), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        own |= {"AUTODIST_OUTPUT": "all"}
         return Run([NETLAB, "exec", str(host), *command], folder, self._environment() | own | environment)
 
     def processes(self, host: int, word: str, kind: str = "cmdline") -> dict[int, str]:

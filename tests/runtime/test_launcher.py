@@ -12,7 +12,7 @@ from autodist_py.proto.errors import ClusterError
 from autodist_py.proto.resource_spec import NodeSpec
 from autodist_py.runtime.launcher import Job, LocalLauncher, stop_workers
 from autodist_py.runtime.ports import HeldPort, host_and_port
-from tests.processes import Lines, is_running
+from tests.processes import ROOT, Lines, is_running
 
 pytestmark = pytest.mark.alone
 
@@ -22,8 +22,8 @@ NODE = NodeSpec("127.0.0.2")
 class Launch:
     """launch(code, rank=1): a worker that runs Python code. `lines` is what it writes, `exits` how it ended."""
 
-    def __init__(self, monkeypatch):
-        self.lines, self.exits, self.workers = Lines(), [], []
+    def __init__(self, monkeypatch, *, brief=False):
+        self.lines, self.exits, self.workers = Lines(brief=brief), [], []
         self._monkeypatch = monkeypatch
 
     def __call__(self, code, rank=1):
@@ -64,6 +64,29 @@ def test_of_a_line_that_is_rewritten_the_last_state_is_shown(launch):
     assert launch(r"print('10%\r50%\r100%\r', flush=True); print('no newline', end='')").wait(10) == 0
 
     assert launch.lines.all() == ["[1] 100%", "[1] no newline"]
+
+
+@pytest.fixture
+def launch_in_brief(monkeypatch):
+    launch = Launch(monkeypatch, brief=True)
+    yield launch
+    stop_workers(launch.workers, grace=0.0)
+
+
+def test_in_brief_a_worker_is_seen_when_something_is_wrong(launch_in_brief):
+    code = "import warnings; print('Epoch 1'); warnings.warn('old data'); print('Epoch 2', flush=True); {}"
+    assert launch_in_brief(code.format("")).wait(20) == 0
+    assert launch_in_brief(code.format("1 / 0"), 2).wait(20) == 1
+    assert launch_in_brief("print('no licence'); raise SystemExit(3)", 3).wait(20) == 3
+
+    lines = launch_in_brief.lines.all()
+    assert [line for line in lines if line.startswith("[1]")] == ["[1] <string>:1: UserWarning: old data"]
+    assert [line for line in lines if line.startswith("[2]")][1:] == [
+        "[2] Traceback (most recent call last):",
+        '[2]   File "<string>", line 1, in <module>',
+        "[2] ZeroDivisionError: division by zero",
+    ]
+    assert [line for line in lines if line.startswith("[3]")] == ["[3] no licence"]
 
 
 def test_the_end_of_a_worker_is_reported_with_its_exit_code(launch):
@@ -132,3 +155,29 @@ def test_an_ipv6_address_stands_in_brackets_before_its_port():
         "10.0.0.1:4000",
         "[fd00::1]:4000",
     ]
+
+
+def test_a_worker_starts_where_the_script_did_though_that_has_gone_elsewhere(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "scripts/train.py").write_text(
+        "import os\n"
+        "os.chdir('data')\n"
+        "if 'AUTODIST_RANK' in os.environ:\n"
+        "    print('here', os.getcwd()); raise SystemExit\n"
+        "from autodist_py.proto.resource_spec import NodeSpec\n"
+        "from autodist_py.runtime.launcher import Job, LineOutput, LocalLauncher\n"
+        "job = Job(1, NodeSpec('127.0.0.2'), '127.0.0.1:9', 'secret')\n"
+        "print(LocalLauncher(LineOutput(1)).launch(job, on_exit=lambda *ended: None).wait(20))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-u", "scripts/train.py"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        check=True,
+    )
+
+    assert done.stdout.splitlines() == [f"[1] here {tmp_path / 'data'}", "0"]

@@ -39,6 +39,7 @@ from autodist_py.runtime.process import one_line
 from autodist_py.runtime.seeds import share_seed
 from autodist_py.runtime.session import DistributedSession
 from autodist_py.runtime.session_programs import DistributedPrograms, OneDevicePrograms, SessionPrograms
+from autodist_py.saving.chief_writes import ChiefWrites
 from autodist_py.settings import Settings
 from autodist_py.strategy_builders.base import StrategyBuilder, resolve_builder
 from autodist_py.tf_adapter import sharded
@@ -136,6 +137,9 @@ class AutoDist:
             settings.checked_steps,
             settings.timeline,
         )
+        self._writes = ChiefWrites.of(self._cluster) if self._cluster.num_workers > 1 else None
+        if self._writes is not None:
+            self._writes.pause_before_waiting(self._compiler.served)
         self._functions: weakref.WeakSet[DistributedFunction] = weakref.WeakSet()
         self._function_numbers = itertools.count()
         self._scope: GraphScope | None = None
@@ -240,6 +244,7 @@ class AutoDist:
         self._require_open("scope")
         if tf.executing_eagerly():
             with compiled_models(self._keras_workers()):
+                self._look_for_writers()
                 yield self
             return
         graph = tf.compat.v1.get_default_graph()
@@ -379,6 +384,13 @@ class AutoDist:
             self._compiler.served.pause()
             return self._cluster.compare(f"{self._name}/keras/{next(numbers)}", value)
 
+        def await_chief(place: str) -> None:
+            if self.is_chief:
+                self._cluster.announce(place, bytes)
+                return
+            self._compiler.served.pause()
+            self._cluster.hear(place)
+
         def take_chiefs(variables: Iterable[tf.Variable]) -> None:
             named = {f"keras_{number}": variable for number, variable in enumerate(variables)}
             self._compiler.written_alone(named)
@@ -395,6 +407,7 @@ class AutoDist:
             take_chiefs=take_chiefs,
             sync=self._compiler.served.sync,
             pull=self._compiler.served.homes.pull,
+            await_chief=await_chief,
             are_apart=lambda: self._compiler.served.are_apart,
         )
 
@@ -423,10 +436,15 @@ class AutoDist:
     def _compiled(self, name: str, captured: CapturedFunction, *, together: bool) -> Program:
         if not captured.item.gradients and not together:
             return self._compiler.alone(captured.item, captured.variables, captured.state, name=name)
+        self._look_for_writers()
         strategy = self._compiler.strategy(captured.item)
         return self._compiler.distributed(
             captured.item, strategy, captured.variables, captured.state, name=name, examples=captured.examples
         )
+
+    def _look_for_writers(self) -> None:
+        if self._writes is not None:
+            self._writes.look()
 
     def _require_open(self, what: str) -> None:
         if self._closed:

@@ -62,6 +62,28 @@ class ExchangeReply(_message.Message):
     values: _containers.ScalarMap[int, bytes]
     def __init__(self, values: _Optional[_Mapping[int, bytes]] = ...) -> None: ...
 
+class HearRequest(_message.Message):
+    __slots__ = ("rank", "key", "step", "position", "timeout_seconds")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    key: str
+    step: int
+    position: int
+    timeout_seconds: float
+    def __init__(self, rank: _Optional[int] = ..., key: _Optional[str] = ..., step: _Optional[int] = ..., position: _Optional[int] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+
+class HearReply(_message.Message):
+    __slots__ = ("announced", "value")
+    ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    announced: bool
+    value: bytes
+    def __init__(self, announced: _Optional[bool] = ..., value: _Optional[bytes] = ...) -> None: ...
+
 class HeartbeatRequest(_message.Message):
     __slots__ = ("rank", "step", "limit_seconds", "waits_in", "step_together", "stopped_in")
     RANK_FIELD_NUMBER: _ClassVar[int]

@@ -49,6 +49,11 @@ class CoordinatorStub:
                 request_serializer=autodist__py_dot_proto_dot_coordinator__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=autodist__py_dot_proto_dot_coordinator__pb2.HeartbeatReply.FromString,
                 _registered_method=True)
+        self.Hear = channel.unary_unary(
+                '/autodist.proto.Coordinator/Hear',
+                request_serializer=autodist__py_dot_proto_dot_coordinator__pb2.HearRequest.SerializeToString,
+                response_deserializer=autodist__py_dot_proto_dot_coordinator__pb2.HearReply.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/autodist.proto.Coordinator/Abort',
                 request_serializer=autodist__py_dot_proto_dot_coordinator__pb2.AbortRequest.SerializeToString,
@@ -86,6 +91,13 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Hear(self, request, context):
+        """Blocks until the chief has announced something, or has gone on without.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Abort(self, request, context):
         """Ends the run on every worker. The first cause stays.
         """
@@ -117,6 +129,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=autodist__py_dot_proto_dot_coordinator__pb2.HeartbeatRequest.FromString,
                     response_serializer=autodist__py_dot_proto_dot_coordinator__pb2.HeartbeatReply.SerializeToString,
+            ),
+            'Hear': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hear,
+                    request_deserializer=autodist__py_dot_proto_dot_coordinator__pb2.HearRequest.FromString,
+                    response_serializer=autodist__py_dot_proto_dot_coordinator__pb2.HearReply.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -210,6 +227,33 @@ class Coordinator:
             '/autodist.proto.Coordinator/Heartbeat',
             autodist__py_dot_proto_dot_coordinator__pb2.HeartbeatRequest.SerializeToString,
             autodist__py_dot_proto_dot_coordinator__pb2.HeartbeatReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Hear(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/autodist.proto.Coordinator/Hear',
+            autodist__py_dot_proto_dot_coordinator__pb2.HearRequest.SerializeToString,
+            autodist__py_dot_proto_dot_coordinator__pb2.HearReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -195,8 +195,10 @@ class HookedModel:
         writing = tuple(
             getattr(self._keras.callbacks, name) for name in _WRITE_FILES if hasattr(self._keras.callbacks, name)
         )
-        here = []
+        here: list[Any] = []
+        has_files = False
         for callback in tf.nest.flatten(callbacks) if callbacks else []:
+            has_files |= isinstance(callback, writing)
             if self._workers.rank == 0 or not isinstance(callback, writing):
                 here.append(callback)
             if isinstance(callback, self._keras.callbacks.BackupAndRestore):
@@ -206,6 +208,10 @@ class HookedModel:
                         "and load_weights() on every worker before fit(), or Keras 3"
                     )
                 here.append(self._keras.callbacks.LambdaCallback(on_train_begin=lambda logs: self._follow_chief()))
+        if has_files:  # What they have written is there when fit returns.
+            place = f"the end of fitting '{self._model.name}'"
+            arrive = self._keras.callbacks.LambdaCallback(on_train_end=lambda logs: self._workers.await_chief(place))
+            here.append(arrive)
         return here
 
     @property

@@ -35,6 +35,7 @@ class Workers:
         take_chiefs: makes variables equal to the chief's; every worker calls it.
         sync: makes variables equal to the servers'; every worker calls it.
         pull: makes this worker's variables equal to the servers'.
+        await_chief: returns when the chief is at this place of its script, too, or past it; the chief waits for nobody.
         are_apart: whether workers take their steps by themselves.
     """
 
@@ -48,6 +49,7 @@ class Workers:
     take_chiefs: Callable[[Iterable[tf.Variable]], None]
     sync: Callable[[Iterable[tf.Variable]], None]
     pull: Callable[[Iterable[tf.Variable]], None]
+    await_chief: Callable[[str], None]
     are_apart: Callable[[], bool]
 
 

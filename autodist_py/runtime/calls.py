@@ -49,6 +49,13 @@ class CoordinatorCalls(Protocol):
         """Values by rank: all of them (`everyone`), or the chief's only. The n-th calls with a key belong together."""
         ...
 
+    def hear(self, rank: int, key: str, *, step: int, position: int, timeout: float) -> bytes | None:
+        """The chief's announcement of that position among those with the key at that step, once there is one.
+
+        None: the chief has gone on without.
+        """
+        ...
+
     def heartbeat(self, rank: int, step: int, waits: Waits = NO_WAITS) -> Pulse:
         """Reports that the worker lives, and what it waits in; returns in a while, or when the run has failed."""
         ...

@@ -64,6 +64,18 @@ class Cluster(Protocol):
         """Returns when every worker has called it with the key. Raises ClusterError when time is up."""
         ...
 
+    def announce(self, key: str, make: Callable[[], bytes]) -> None:
+        """The chief says what `make` returns to those who hear at this key and step. It waits for nobody."""
+        ...
+
+    def hear(self, key: str, *, timeout: float = AGREE_SECONDS) -> bytes | None:
+        """What the chief announces with the key at the step that this worker is at, the n-th time for the n-th call.
+
+        None: the chief has gone on without, to its next step, its end, or a place where it waits for this worker.
+        Raises ClusterError when time is up; while the chief makes what it will announce, time stands still.
+        """
+        ...
+
     def abort(self, reason: str) -> None:
         """Ends the run on every worker, with this worker, its step and `reason` as the cause."""
         ...
@@ -181,6 +193,14 @@ class SoloCluster:
 
     def barrier(self, key: str, *, timeout: float = AGREE_SECONDS) -> None:
         """See Cluster."""
+
+    def announce(self, key: str, make: Callable[[], bytes]) -> None:
+        """See Cluster. Nobody hears it."""
+        make()
+
+    def hear(self, key: str, *, timeout: float = AGREE_SECONDS) -> bytes | None:
+        """See Cluster. Nobody else announces anything."""
+        return None
 
     def abort(self, reason: str) -> None:
         """See Cluster."""

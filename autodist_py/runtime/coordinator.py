@@ -1,6 +1,8 @@
 """`Coordinator`: the state of one run, on the chief: who has joined, what is exchanged, why it failed.
 
 It is plain shared memory behind one lock; `service.py` offers it to the other workers. It starts and ends no process.
+Over 400 lines, as all that waits for anything in a run waits for that one lock; what can be without it is elsewhere
+(`reports.py`, `announcements.py`).
 """
 
 import logging
@@ -8,11 +10,13 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
+from autodist_py.runtime.announcements import Announcements
 from autodist_py.runtime.calls import Membership, Pulse
 from autodist_py.runtime.reports import Reports
 from autodist_py.runtime.waits import NO_WAITS, STOPPING_SECONDS, Waits
@@ -100,6 +104,7 @@ class Coordinator:
         """Who has sent a heartbeat."""
         self._released: dict[int, str] = {}
         self._rounds: dict[str, deque[_Round]] = {}
+        self._announcements = Announcements()
 
     # -- What workers ask ---------------------------------------------------------------------------------------------
 
@@ -154,6 +159,29 @@ class Coordinator:
                 )
             return self._answer(rank, key, current, needed)
 
+    def hear(self, rank: int, key: str, *, step: int, position: int, timeout: float) -> bytes | None:
+        """See CoordinatorCalls."""
+        with self._changed:
+            self._require_rank(rank)
+            said = self._announcements
+
+            def is_settled() -> bool:
+                return said.find(step, key, position) is not None or self._has_passed(rank, step)
+
+            said.hearing += 1
+            try:
+                while not is_settled():
+                    self._wait(lambda: is_settled() or not said.is_preparing, None)
+                    if not self._wait(lambda: is_settled() or said.is_preparing, timeout):
+                        raise ClusterError(
+                            f"worker {rank} waits for the chief, {self._names([_CHIEF])}, at {key}, and it has not "
+                            f"come there within {timeout:g} s: every worker's script comes to the same places, or the "
+                            "chief's alone (`if autodist.is_chief:`)."
+                        )
+            finally:
+                said.hearing -= 1
+            return said.find(step, key, position)
+
     def heartbeat(self, rank: int, step: int, waits: Waits = NO_WAITS) -> Pulse:
         """See CoordinatorCalls. Heartbeats of a worker that goes on while another has left may end the run."""
         with self._changed:
@@ -198,7 +226,30 @@ class Coordinator:
             allowed = set(expendable) - {_CHIEF}
             self._expendable = allowed if self._expendable is None else self._expendable & allowed
 
-    # -- What the chief's own threads report --------------------------------------------------------------------------
+    # -- What the chief itself reports --------------------------------------------------------------------------------
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Within it the chief is at what it will announce: who waits for it has patience."""
+        self._note_preparing(True)
+        try:
+            yield
+        finally:
+            self._note_preparing(False)
+
+    def announce(self, key: str, value: bytes, *, step: int) -> None:
+        """The chief says so to all who hear, or will, at this place of their scripts; it waits for nobody."""
+        with self._changed:
+            others = [self._steps.get(rank, 0) for rank in range(1, len(self._addresses)) if rank not in self._lost]
+            self._announcements.add(step, key, value, reached=others)
+            self._changed.notify_all()
+
+    def begins(self, step: int) -> None:
+        """The chief begins a step: who hears at an earlier one need not wait for it."""
+        with self._changed:
+            self._steps[_CHIEF] = step
+            if self._announcements.hearing:
+                self._changed.notify_all()
 
     def process_ended(self, rank: int, exit_code: int, reason: str = "") -> None:
         """The launcher saw the worker's process end; unless all have left and the code is 0, the run has failed.
@@ -253,6 +304,20 @@ class Coordinator:
     def _require_rank(self, rank: int) -> None:
         if not 0 <= rank < len(self._addresses):
             raise ClusterError(f"ranks are 0 to {len(self._addresses) - 1}. Received: {rank}.")
+
+    def _note_preparing(self, is_preparing: bool) -> None:
+        with self._changed:
+            self._announcements.is_preparing = is_preparing
+            self._changed.notify_all()
+
+    def _has_passed(self, rank: int, step: int) -> bool:
+        """Whether the chief is past all that a worker's script does before its next step, or waits for the worker."""
+        waits = (
+            current.everyone and _CHIEF in current.values.keys() - current.answered and rank not in current.values
+            for rounds in self._rounds.values()
+            for current in rounds
+        )
+        return self._steps.get(_CHIEF, 0) > step or _CHIEF in self._left or any(waits)
 
     def _leaving(self, *, but: str = "") -> dict[int, int]:
         """The workers that wait for all others to end, and the last step of each."""

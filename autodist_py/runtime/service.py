@@ -146,6 +146,17 @@ class _Service(pb_grpc.CoordinatorServicer):  # type: ignore[misc, unused-ignore
             for piece in _pieces(value):
                 yield pb.ExchangeReply(values={rank: piece})
 
+    def Hear(self, request: pb.HearRequest, context: grpc.ServicerContext) -> pb.HearReply:
+        with _errors_as_status(context):
+            value = self._coordinator.hear(
+                request.rank,
+                request.key,
+                step=request.step,
+                position=request.position,
+                timeout=request.timeout_seconds,
+            )
+        return pb.HearReply(announced=value is not None, value=value or b"")
+
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:
         with _errors_as_status(context):
             waits = Waits(request.step_together, request.limit_seconds, request.waits_in, request.stopped_in)
@@ -219,6 +230,12 @@ class CoordinatorClient:
     def _exchanged(self, requests: Iterator[pb.ExchangeRequest], **options: Any) -> list[pb.ExchangeReply]:
         """All replies; errors are raised as these are read."""
         return list(self._stub.Exchange(requests, **options))
+
+    def hear(self, rank: int, key: str, *, step: int, position: int, timeout: float) -> bytes | None:
+        """See CoordinatorCalls. It has no deadline: `timeout` does not count while the chief prepares what it says."""
+        request = pb.HearRequest(rank=rank, key=key, step=step, position=position, timeout_seconds=timeout)
+        reply = self._call(self._stub.Hear, request, None)
+        return bytes(reply.value) if reply.announced else None
 
     def heartbeat(self, rank: int, step: int, waits: Waits = NO_WAITS) -> Pulse:
         """See CoordinatorCalls."""

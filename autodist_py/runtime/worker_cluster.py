@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import ClassVar, TypeVar
@@ -64,7 +65,8 @@ class WorkerCluster:
         self.is_chief = chief is not None
         self.run_id = ""
         self.seed = 0
-        self.step = 0
+        self._step = 0
+        self._heard: tuple[int, Counter[str]] = (0, Counter())
         self.next_instance_key = 1
         self._resources = resources
         self._calls = calls
@@ -174,6 +176,36 @@ class WorkerCluster:
     def barrier(self, key: str, *, timeout: float = AGREE_SECONDS) -> None:
         """See Cluster."""
         self._exchange(key, b"", everyone=True, timeout=timeout)
+
+    @property
+    def step(self) -> int:
+        """See Cluster. Who hears what the chief announces is told at once where it is."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._step = step
+        if self._chief is not None:
+            self._chief.coordinator.begins(step)
+
+    def announce(self, key: str, make: Callable[[], bytes]) -> None:
+        """See Cluster."""
+        if self._chief is None:
+            raise ClusterError(f"the chief announces, and worker {self.rank} is not the chief; at {key!r}")
+        step = self.step
+        with self._chief.coordinator.preparing():
+            value = make()
+            self._chief.coordinator.announce(key, value, step=step)
+
+    def hear(self, key: str, *, timeout: float = AGREE_SECONDS) -> bytes | None:
+        """See Cluster."""
+        self._require_member()
+        step = self.step
+        if self._heard[0] != step:
+            self._heard = step, Counter()
+        position = self._heard[1][key]
+        self._heard[1][key] += 1
+        return self._call(lambda: self._calls.hear(self.rank, key, step=step, position=position, timeout=timeout))
 
     def step_apart(self, expendable: Collection[int]) -> None:
         """See Cluster."""

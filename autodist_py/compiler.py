@@ -303,7 +303,7 @@ class Compiler:
     def _require_same_graph(self, item: GraphItem) -> None:
         if self.cluster.num_workers == 1:
             return
-        fingerprint = item.fingerprint.encode()
+        fingerprint = run_together(item).fingerprint.encode()
         everyone = self.cluster.compare(self._key("fingerprint"), fingerprint)
         if len(set(everyone.values())) == 1:
             return
@@ -323,6 +323,11 @@ class Compiler:
     def _key(self, what: str) -> str:
         self._next_agreement += 1
         return f"{self._name}/{self._next_agreement}/{what}"
+
+
+def run_together(item: GraphItem) -> GraphItem:
+    """What of an item must be the same on every worker: not what one of them may run alone, such as a chief's saver."""
+    return replace(item, savers=(), table_initializers=())
 
 
 def launches_text(program: CompiledProgram) -> str:

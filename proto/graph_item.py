@@ -166,8 +166,8 @@ class GraphItem:
         outputs: the tensors that a step returns.
         run_ops: names of the ops to run each step.
         loss_reduction: how a loss combines examples, `mean` or `sum`, where its gradients do not say.
-        table_initializers: names of the ops that fill lookup tables.
-        savers: serialized tensorflow.SaverDefs.
+        table_initializers: names of the ops, in the user's graph, that fill the lookup tables which are used.
+        savers: serialized tensorflow.SaverDefs, of the savers in the user's graph.
         statistics: what else is combined over replicas, beside gradients and outputs.
         local_ops: names of ops that mix examples and are computed of each replica's own ones (batch normalization,
             in-batch negatives), so that what follows differs from one device.

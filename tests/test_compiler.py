@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from autodist_py import AutoDist
-from autodist_py.compiler import launches_text, require_same_launches
+from autodist_py.compiler import launches_text, require_same_launches, run_together
 from autodist_py.kernel.pipeline import compile
 from autodist_py.plan import inexact
 from autodist_py.proto.errors import AutoDistError
@@ -24,6 +24,14 @@ def launches(worker: int, *, chunk_size: int = 128) -> bytes:
 
 def test_workers_with_other_numbers_of_replicas_launch_the_same():
     require_same_launches({0: launches(0), 1: launches(1)})
+
+
+def test_a_saver_that_the_chief_alone_makes_is_no_other_graph():
+    item = programs.dense_and_sparse()
+    saving = replace(item, savers=(b"saver",), table_initializers=("fill",))
+    assert saving.fingerprint != item.fingerprint
+    assert run_together(saving).fingerprint == run_together(item).fingerprint
+    assert run_together(replace(item, run_ops=())).fingerprint != run_together(item).fingerprint
 
 
 def test_another_group_on_one_worker_is_named_before_anyone_waits():

@@ -1,6 +1,6 @@
 """From a traced graph and what was recorded of it to a GraphItem: shared by all doors of capture."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +33,7 @@ class CaptureOptions:
     shows_ops: bool = False
 
 
-def assemble(traced: TracedGraph, options: CaptureOptions, *, savers: Iterable[bytes] = ()) -> GraphItem:
+def assemble(traced: TracedGraph, options: CaptureOptions) -> GraphItem:
     """The GraphItem: the ops that are needed, in canonical form, and of the gradients those that train or are fetched.
 
     Values that replicas must exchange beside the gradients pass through ops of their own: see `statistics.py`.
@@ -63,7 +63,8 @@ def assemble(traced: TracedGraph, options: CaptureOptions, *, savers: Iterable[b
         outputs=traced.outputs,
         run_ops=traced.run_ops,
         loss_reduction=options.loss_reduction,
-        savers=tuple(savers),
+        table_initializers=tuple(_filling(whole, traced.table_initializers, needed)),
+        savers=tuple(traced.savers),
     )
     targets = tuple(traced.losses.get(gradient, ()) for gradient in gradients)
     return with_statistics(
@@ -76,6 +77,14 @@ def assemble(traced: TracedGraph, options: CaptureOptions, *, savers: Iterable[b
         layer_calls=traced.layer_calls,
         shows_ops=options.shows_ops,
     )
+
+
+def _filling(whole: GraphView, initializers: Iterable[str], needed: Set[str]) -> Iterator[str]:
+    """Those of the initializers whose table, which an initializer is given first, is needed."""
+    for name in initializers:
+        tables = [op_of(read) for read in whole.nodes[name].input if not read.startswith("^")][:1]
+        if needed.intersection(tables):
+            yield name
 
 
 def _training(view: GraphView, traced: TracedGraph, recorded: Sequence[Gradient]) -> tuple[Gradient, ...]:
@@ -121,6 +130,11 @@ def reject_idle_gradients(recorded: Sequence[Gradient], item: GraphItem) -> None
             f"the step computes gradients (of {names}), but none of them reaches a variable or a result, so nothing "
             "would train. Apply them in the step: optimizer.apply_gradients(zip(gradients, variables))"
         )
+
+
+def table_initializers(graph: tf.Graph) -> tuple[str, ...]:
+    """The ops that fill lookup tables, as the graph's collection has them."""
+    return tuple(op.name for op in graph.get_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS))
 
 
 def aggregation_name(value: Any) -> str:

@@ -17,6 +17,7 @@ from autodist_py.capture.assemble import (
     assemble,
     mapped_variables,
     reject_idle_gradients,
+    table_initializers,
 )
 from autodist_py.capture.gradients import GradientRecorder
 from autodist_py.capture.layers import LayerRecorder
@@ -291,6 +292,7 @@ def _assemble(trace: _Trace, options: CaptureOptions, user_step: Callable[..., A
             losses=dict(zip(gradients, (one.losses for one in trace.recorder.gradients), strict=True)),
             tensor_of=tensor_of,
             layer_calls=trace.layers.calls,
+            table_initializers=table_initializers(graph),
         ),
         options,
     )

@@ -13,6 +13,7 @@ from autodist_py.capture.assemble import (
     aggregation_name,
     assemble,
     reject_idle_gradients,
+    table_initializers,
 )
 from autodist_py.capture.gradients import GradientRecorder
 from autodist_py.capture.layers import LayerRecorder
@@ -42,6 +43,7 @@ class GraphScope:
         self.graph = graph
         self._recorder = GradientRecorder(graph)
         self._layers = LayerRecorder(graph)
+        self._savers: list[Any] = []
         self._seed = seed
 
     @contextmanager
@@ -52,8 +54,13 @@ class GraphScope:
         with ExitStack() as stack:
             stack.enter_context(self._recorder.active())
             stack.enter_context(self._layers.active())
+            stack.enter_context(tf_adapter.savers_built(self._note_saver))
             stack.enter_context(tf_adapter.inlined_functions(self.graph))
             yield
+
+    def _note_saver(self, saver: Any) -> None:
+        if tf.compat.v1.get_default_graph() is self.graph:
+            self._savers.append(saver)
 
     def variables(self) -> dict[str, Variable]:
         """The graph's variables by name.
@@ -126,6 +133,8 @@ class GraphScope:
                 losses=dict(zip(self._gradients(), (one.losses for one in self._recorder.gradients), strict=True)),
                 tensor_of=self._tensor,
                 layer_calls=self._layers.calls,
+                table_initializers=table_initializers(self.graph),
+                savers=tuple(self._saver_defs()),
             ),
             options,
         )
@@ -133,6 +142,12 @@ class GraphScope:
     def _tensor(self, name: str) -> tf.Tensor:
         tensor = parse(name)
         return self.graph.get_tensor_by_name(f"{tensor.op}:{tensor.output}")
+
+    def _saver_defs(self) -> Iterator[bytes]:
+        """Of the savers that were made in the scope, and of those that are in the graph's collection."""
+        known = [*self._savers, *self.graph.get_collection(tf.compat.v1.GraphKeys.SAVERS)]
+        for saver in {id(saver): saver for saver in known}.values():
+            yield bytes(saver.as_saver_def().SerializeToString(deterministic=True))
 
     def _gradients(self) -> tuple[Gradient, ...]:
         return tuple(

@@ -108,6 +108,20 @@ def handle_uses(on_use: Callable[[Any], None]) -> Iterator[None]:
 
 
 @contextmanager
+def savers_built(on_build: Callable[[Any], None]) -> Iterator[None]:
+    """`on_build(saver)` is called for every saver of TensorFlow 1 that adds its ops to a graph."""
+    original = tf.compat.v1.train.Saver._build
+
+    def build(saver: Any, *args: Any, **kwargs: Any) -> None:
+        original(saver, *args, **kwargs)
+        if saver.saver_def is not None and not tf.executing_eagerly():
+            on_build(saver)
+
+    with patched(tf.compat.v1.train.Saver, "_build", build):
+        yield
+
+
+@contextmanager
 def inlined_functions(graph: Any) -> Iterator[None]:
     """Calls of tf.functions inside `graph` are traced in place, through autograph, as if they were plain Python."""
     original = polymorphic_function.Function.__call__

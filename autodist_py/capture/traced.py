@@ -23,6 +23,8 @@ class TracedGraph:
         losses: for each gradient the tensors whose sum it is the gradient of, where they are known.
         tensor_of: a tensor of the graph by its name; only its shape and type are used.
         layer_calls: of Keras's layers, in order.
+        table_initializers: the ops that fill lookup tables.
+        savers: serialized tensorflow.SaverDefs.
     """
 
     graph: tf.compat.v1.GraphDef
@@ -34,3 +36,5 @@ class TracedGraph:
     losses: Mapping[Gradient, tuple[str, ...]]
     tensor_of: Callable[[str], tf.Tensor]
     layer_calls: Sequence[LayerCall] = ()
+    table_initializers: Sequence[str] = ()
+    savers: Sequence[bytes] = ()

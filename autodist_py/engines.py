@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Literal, TypeGuard
 
 from autodist_py.kernel.device import is_gpu, resolve
-from autodist_py.proto.compressors import travels_as
 from autodist_py.proto.dtypes import ITEM_SIZES
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
@@ -85,4 +84,4 @@ def _is_automatic(synchronizer: Synchronizer | None) -> TypeGuard[AllReduceSynch
 def _carries(engine: Engine, synchronizer: AllReduceSynchronizer, dtype: str) -> bool:
     """Whether the engine sums up what travels of gradients of a type, and has the type as which they travel."""
     compressor = synchronizer.coded_by
-    return not compressor.gathers and (engine != "HOROVOD" or travels_as(compressor, dtype) != "bfloat16")
+    return not compressor.gathers and (engine != "HOROVOD" or compressor.travels_as(dtype) != "bfloat16")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rich.filesize import decimal
 
 from autodist_py.engines import automatic_engine, has_automatic
-from autodist_py.proto.compressors import Compressor, HorovodCompressor, NoneCompressor
+from autodist_py.proto.compressors import Compressor, NoneCompressor
 from autodist_py.proto.dtypes import ITEM_SIZES
 from autodist_py.proto.errors import AutoDistError, StrategyError
 from autodist_py.proto.graph_item import GraphItem, Variable
@@ -26,7 +26,7 @@ from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
 
 _INDEX_BYTES = 8
-_HALF_BYTES = 2
+_WORD_BYTES = 4
 _HEADER = ("variable", "shape", "bytes", "gradient", "synchronizer", "group", "shards", "compressor", "a step sends")
 _ITEM, _STRATEGY, _FAILURE = "item.pb", "strategy.json", "failure.json"
 
@@ -217,10 +217,11 @@ def _address(device: str) -> str:
 
 def _rows_carried(part: "Part", compressor: Compressor) -> float:
     """How many bytes travel of each one of the rows of a sparse gradient."""
-    if not isinstance(compressor, HorovodCompressor) or part.item <= _HALF_BYTES:
-        return 1.0
+    carried = ITEM_SIZES[compressor.travels_as(part.variable.dtype)]
     width = math.prod(part.variable.shape[1:])
-    return _HALF_BYTES / part.item * ((width + width % 2) / width if width else 1.0)  # Two are carried as one number.
+    if carried == part.item or not width:
+        return 1.0
+    return -(-width * carried // _WORD_BYTES) * _WORD_BYTES / (width * part.item)  # Carried in whole words.
 
 
 def _total(links: dict[Link, Traffic], *, source: int | None = None, target: int | None = None) -> Traffic:

@@ -32,19 +32,28 @@ class Compressor(Protocol):
     Attributes:
         gathers: whether what the workers send is gathered and decoded by each, or (False) summed as it travels.
         sums_first: whether workers need sums of theirs before, which servers, who take messages, have not.
+        keeps_state: whether a worker keeps something of a gradient for the next step, say what did not travel.
+        codes_rows: whether rows of a sparse gradient may be rounded to the type that `travels_as` says; else a variable
+            that has such a gradient cannot have this compressor, unless it gives up nothing.
         gives_up: what is lost, for people; "" where nothing is.
     """
 
     gathers: ClassVar[bool]
     sums_first: ClassVar[bool]
+    keeps_state: ClassVar[bool]
+    codes_rows: ClassVar[bool]
     gives_up: ClassVar[str]
+
+    def travels_as(self, dtype: str) -> str:
+        """The type as which numbers of a type travel where they are summed, or are rows: "float32" and so on."""
+        ...
 
     def wire_bytes(self, shape: tuple[int, ...], item: int) -> int:
         """The bytes that stand for a dense gradient of this shape, of `item` bytes a number."""
         ...
 
 
-_MEMBERS = ("gathers", "sums_first", "gives_up", "wire_bytes")
+_MEMBERS = ("gathers", "sums_first", "keeps_state", "codes_rows", "gives_up", "travels_as", "wire_bytes")
 """What every compressor's class has."""
 
 
@@ -54,7 +63,13 @@ class NoneCompressor:
 
     gathers: ClassVar[bool] = False
     sums_first: ClassVar[bool] = False
+    keeps_state: ClassVar[bool] = False
+    codes_rows: ClassVar[bool] = True
     gives_up: ClassVar[str] = ""
+
+    def travels_as(self, dtype: str) -> str:
+        """See Compressor."""
+        return dtype
 
     def wire_bytes(self, shape: tuple[int, ...], item: int) -> int:
         """See Compressor."""
@@ -78,6 +93,8 @@ class HorovodCompressor:
 
     gathers: ClassVar[bool] = False
     sums_first: ClassVar[bool] = False
+    keeps_state: ClassVar[bool] = False
+    codes_rows: ClassVar[bool] = True
     gives_up: ClassVar[str] = "gradients are rounded to half precision, and cut off at an nth of its range on n workers"
 
     dtype: str = "float16"
@@ -102,6 +119,7 @@ class HorovodCompressorEF(HorovodCompressor):
     sparse gradient are rounded without feedback: they are other rows in the next step.
     """
 
+    keeps_state: ClassVar[bool] = True
     gives_up: ClassVar[str] = "gradients are rounded to half precision, and the error is added to the next step's"
 
 
@@ -123,6 +141,8 @@ class PowerSGDCompressor:
 
     gathers: ClassVar[bool] = False
     sums_first: ClassVar[bool] = True
+    keeps_state: ClassVar[bool] = True
+    codes_rows: ClassVar[bool] = False
     gives_up: ClassVar[str] = "gradients are approximated at low rank, and the error is added to the next step's"
 
     rank: int = 4
@@ -172,6 +192,8 @@ class TopKCompressor:
 
     gathers: ClassVar[bool] = True
     sums_first: ClassVar[bool] = False
+    keeps_state: ClassVar[bool] = True
+    codes_rows: ClassVar[bool] = False
     gives_up: ClassVar[str] = (
         "only the largest numbers of gradients travel, and the others are added to the next step's"
     )
@@ -190,6 +212,10 @@ class TopKCompressor:
     def kept(self, elements: int) -> int:
         """How many of so many numbers travel."""
         return min(elements, max(1, math.ceil(self.ratio * elements)))
+
+    def travels_as(self, dtype: str) -> str:
+        """See Compressor."""
+        return dtype
 
     def wire_bytes(self, shape: tuple[int, ...], item: int) -> int:
         """See Compressor."""
@@ -213,6 +239,8 @@ class Int8Compressor:
 
     gathers: ClassVar[bool] = True
     sums_first: ClassVar[bool] = False
+    keeps_state: ClassVar[bool] = False
+    codes_rows: ClassVar[bool] = False
     gives_up: ClassVar[str] = "gradients are rounded to 8 bits, up or down at random so that their mean is kept"
 
     block: int = 256
@@ -221,6 +249,10 @@ class Int8Compressor:
         is_integer = isinstance(self.block, int) and not isinstance(self.block, bool)
         if not is_integer or self.block < _LEAST_BLOCK or self.block % _LEAST_BLOCK:
             raise StrategyError(f"block of Int8Compressor must be a multiple of {_LEAST_BLOCK}; got {self.block!r}")
+
+    def travels_as(self, dtype: str) -> str:
+        """See Compressor."""
+        return dtype
 
     def wire_bytes(self, shape: tuple[int, ...], item: int) -> int:
         """See Compressor."""
@@ -269,15 +301,11 @@ def compressor_of(text: str, what: str) -> Compressor:
     kind = _find(name, what)
     if not isinstance(kind, type) or not all(hasattr(kind, member) for member in _MEMBERS):  # Before it is called.
         raise StrategyError(
-            f"{what}: {name} is no compressor, a class that has {', '.join(_MEMBERS[:-1])} and wire_bytes(shape, item)"
+            f"{what}: {name} is no compressor, a class that has {', '.join(_MEMBERS[:-2])}, travels_as(dtype) and "
+            "wire_bytes(shape, item)"
         )
     compressor: Compressor = construct(kind, name, arguments, "compressor")
     return compressor
-
-
-def travels_as(compressor: Compressor, dtype: str) -> str:
-    """The type as which numbers of a type travel where they are summed."""
-    return compressor.travels_as(dtype) if isinstance(compressor, HorovodCompressor | PowerSGDCompressor) else dtype
 
 
 def require_registered(name: str, what: str) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from autodist_py.proto.compressors import HorovodCompressor
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem, Variable
 from autodist_py.proto.resource_spec import ResourceSpec
@@ -97,7 +96,7 @@ def _check_compressor(node: Node, variable: Variable, *, is_sparse: bool) -> Non
                 f"{variable.dtype}; got {name}; use NoneCompressor for it"
             )
         as_dense = isinstance(synchronizer, AllReduceSynchronizer) and synchronizer.sparse_as_dense
-        if is_sparse and not as_dense and not isinstance(compressor, HorovodCompressor):
+        if is_sparse and not as_dense and not compressor.codes_rows:
             raise StrategyError(
                 f"variable {node.var_name!r} has a sparse gradient, which {name} cannot compress; "
                 f"use HorovodCompressor or NoneCompressor for it"

@@ -73,6 +73,15 @@ def test_half_precision_is_that_of_numpy(
     same(cluster.run(train, builder=builder, dtype=dtype, width=width))
 
 
+@pytest.mark.parametrize("cluster", [TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
+@pytest.mark.parametrize("builder", [AllReduce(sparse_as_dense=False), PSLoadBalancing()])
+def test_a_plug_in_that_says_bfloat16_sends_that_and_its_rows_too(
+    cluster: Cluster, builder: AllReduce | PSLoadBalancing
+) -> None:
+    builder = replace(builder, compressor="examples.plugin.brief:Brief")
+    same(cluster.run(train, builder=builder, dtype="bfloat16", width=3))
+
+
 SHAPES = {"matrix": (12, 10), "vector": (20,), "kernel": (2, 3, 4, 6)}
 
 

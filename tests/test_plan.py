@@ -89,10 +89,11 @@ def test_three_workers_send_of_a_gradient_what_its_compressor_leaves(
         assert plan_of(served, 3).traffic("dense")[Link(0, 1)] == Traffic(DENSE)
 
 
-def test_an_odd_row_of_bfloat16_travels_with_one_number_more() -> None:
+@pytest.mark.parametrize("compressor", ["HorovodCompressor(dtype='bfloat16')", "examples.plugin.brief:Brief"])
+def test_an_odd_row_of_bfloat16_travels_with_one_number_more(compressor: str) -> None:
     item = replace(ITEM, variables=(ITEM.variables[0], Variable("table", "float64", (50, 3))))
     resources = local_resource_spec(2)
-    builder = AllReduce(compressor="HorovodCompressor(dtype='bfloat16')")
+    builder = AllReduce(compressor=compressor)
     plan = Plan(item, resources, build_strategy(builder, item, resources))
     assert plan.traffic("table")[Link(0, 1)].per_use == pytest.approx(4 * 2 + INDEX)
 

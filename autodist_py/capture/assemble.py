@@ -83,7 +83,7 @@ def _filling(whole: GraphView, initializers: Iterable[str], needed: Set[str]) ->
     """Those of the initializers whose table, which an initializer is given first, is needed."""
     for name in initializers:
         tables = [op_of(read) for read in whole.nodes[name].input if not read.startswith("^")][:1]
-        if needed.intersection(tables):
+        if needed & set(tables):
             yield name
 
 

@@ -6,19 +6,31 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist_py.kernel.compressors.codec import Dense, Slot, State, Wire, apart, flat
-from autodist_py.proto.compressors import Compressor, HorovodCompressor, travels_as
+from autodist_py.proto.compressors import Compressor, HorovodCompressor
+from autodist_py.proto.errors import StrategyError
 
-_SPACING = {tf.float16: 2.0**-10, tf.bfloat16: 2.0**-7}
+_SPACING = {tf.float16: 2.0**-10, tf.bfloat16: 2.0**-7, tf.float32: 2.0**-23}
 """From 1 to the next number."""
 
 
 def travelling(compressor: Compressor, dtype: tf.DType) -> tf.DType:
-    """The type as which numbers of a type travel where they are summed."""
-    return tf.as_dtype(travels_as(compressor, dtype.name))
+    """The type as which numbers of a type travel where they are summed, or are rows.
+
+    Raises:
+        StrategyError: the compressor names another type than its own one or a float that is rounded to.
+    """
+    name = compressor.travels_as(dtype.name)
+    known = {kind.name: kind for kind in (dtype, *_SPACING)}
+    if name not in known:
+        raise StrategyError(
+            f"compressor {type(compressor).__name__} says that numbers of {dtype.name} travel as {name!r}; numbers "
+            f"travel as they are, or as {', '.join(kind.name for kind in _SPACING)}"
+        )
+    return known[name]
 
 
 def rounded(value: tf.Tensor, half: tf.DType, terms: int) -> tf.Tensor:
-    """In half precision: of `terms` finite numbers no sum is infinite, and what is infinite, or NaN, stays so."""
+    """In less precision: of `terms` finite numbers no sum is infinite, and what is infinite, or NaN, stays so."""
     if value.dtype == half:
         return value
     if value.dtype.max > half.max:

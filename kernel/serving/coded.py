@@ -8,7 +8,7 @@ from autodist_py.kernel.compressors.rounding import rounded, travelling
 from autodist_py.kernel.fragment import TensorSpec
 from autodist_py.kernel.memory import Recorder
 from autodist_py.kernel.program import Program
-from autodist_py.kernel.synchronizers.coding import Coding, described
+from autodist_py.kernel.synchronizers.coding import Coding, codec_for, described
 from autodist_py.proto.compressors import Compressor
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient
@@ -33,9 +33,9 @@ def sent_spec(program: Program, gradient: Gradient, compressor: Compressor, spec
     """What is sent in the place of a dense gradient, one row, or of the rows of a sparse one."""
     if gradient.is_sparse:
         return TensorSpec(spec.name, travelling(compressor, spec.dtype), spec.shape)
-    codec, dense = codec_of(compressor), described(program, gradient, spec.dtype)
+    dense = described(program, gradient, spec.dtype)
+    codec, (slots,) = codec_for(compressor, [dense])
     with tf.Graph().as_default():
-        (slots,) = codec.init([dense])
         state = {name: tf.compat.v1.placeholder(slot.dtype, slot.shape) for name, slot in slots.items()}
         given = [tf.compat.v1.placeholder(dense.dtype, dense.shape)]
         sent, _ = codec.compress(given, [state], _wire(program, gradient, compressor))

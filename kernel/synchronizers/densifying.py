@@ -18,7 +18,7 @@ from autodist_py.kernel.batch import batched_tensors
 from autodist_py.kernel.names import op_of
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.synchronizers.lookups import adds_rows_up
-from autodist_py.proto.compressors import Compressor, HorovodCompressorEF
+from autodist_py.proto.compressors import Compressor
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient
 from autodist_py.proto.synchronizers import AllReduceSynchronizer
@@ -47,7 +47,7 @@ def is_worth_it(program: Program, synchronizer: AllReduceSynchronizer, gradient:
     """
     workers = len(program.place.workers)
     compressor = synchronizer.coded_by
-    if workers == 1 or isinstance(compressor, HorovodCompressorEF) or not adds_rows_up(program, gradient):
+    if workers == 1 or compressor.keeps_state or not adds_rows_up(program, gradient):
         return False
     ids = _ids_of_a_worker(program, gradient)
     if ids is None:

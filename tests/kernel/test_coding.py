@@ -1,15 +1,25 @@
 """Whether a gradient is coded on its way, by whatever it is synchronized."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
 import pytest
 import tensorflow as tf
 
+from autodist_py.kernel.compressors.codec import Dense, Slot
 from autodist_py.kernel.pipeline import start
 from autodist_py.kernel.program import Options
 from autodist_py.kernel.synchronizers.coding import compressor_for
 from autodist_py.proto.compressors import HorovodCompressor
+from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Variable
 from autodist_py.proto.strategy import Node, Strategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer, Synchronizer
+from autodist_py.resources import local_resource_spec
+from autodist_py.strategy_builders.all_reduce import AllReduce
+from autodist_py.strategy_builders.base import build_strategy
+from examples.plugin.brief import Brief
 from tests.kernel import programs
 
 
@@ -56,3 +66,61 @@ def test_what_differs_and_travels_is_coded(
 
     assert {name for name, compressor in found.items() if compressor is not None} == coded
     assert all(found[name] == HorovodCompressor() for name in coded)
+
+
+class SaysLess(Brief):
+    """It sends bfloat16."""
+
+    def travels_as(self, dtype: str) -> str:
+        return dtype
+
+    def compress(self, gradients, states, wire):  # type: ignore[no-untyped-def]
+        return tf.cast(Brief.compress(self, gradients, states, wire)[0], tf.bfloat16), list(states)
+
+
+class KeepsSome(Brief):
+    """It keeps what it says that it does not."""
+
+    def init(self, gradients: Sequence[Dense]) -> list[dict[str, Slot]]:
+        return [{"error": Slot(one.shape, one.dtype)} for one in gradients]
+
+
+class Whole(Brief):
+    """It names a type to which nothing is rounded."""
+
+    def travels_as(self, dtype: str) -> str:
+        return "int8"
+
+
+@dataclass(frozen=True)
+class Lossy(Brief):
+    """It codes no rows."""
+
+    codes_rows: ClassVar[bool] = False
+
+
+@pytest.mark.parametrize("synchronizer", [AllReduceSynchronizer, lambda **given: PSSynchronizer(DEVICE, **given)])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "SaysLess",
+            "says that numbers of float64 travel as float64, and sends bfloat16 for .* variable 'of_examples'",
+        ),
+        ("KeepsSome", r"says keeps_state = False, and keeps \['error'\] of the gradient of variable 'of_examples'"),
+        ("Whole", "says that numbers of float64 travel as 'int8'; numbers travel as they are, or as float16, bfloat16"),
+    ],
+)
+def test_what_a_plug_in_says_of_itself_is_checked(synchronizer, name, message):  # type: ignore[no-untyped-def]
+    one = synchronizer(compressor=f"{__name__}:{name}")
+    nodes = tuple(Node(variable.name, one) for variable in item().trainable_variables)
+    with pytest.raises(StrategyError, match=f"{name} {message}"):
+        programs.after("serve", item(), replace(programs.place(1, 1), servers={DEVICE: 0}), Strategy(nodes, (DEVICE,)))
+
+
+def test_rows_go_with_plug_ins_that_say_so() -> None:
+    table = GraphItem(b"", (Variable("table", "float32", (4, 2)),), (Gradient("table", ("i:0", "v:0", "s:0")),))
+    resources = local_resource_spec(2)
+    build_strategy(AllReduce(compressor=f"{__name__}:Brief"), table, resources)
+    with pytest.raises(StrategyError, match="'table' has a sparse gradient, which Lossy cannot compress"):
+        build_strategy(AllReduce(compressor=f"{__name__}:Lossy"), table, resources)

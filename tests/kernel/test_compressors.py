@@ -260,7 +260,7 @@ def test_what_has_no_more_bytes_already_travels_as_it_is(compressor, dtype):
         ("Int8Compressor(block=6)", "block of Int8Compressor must be a multiple of 4; got 6"),
         ("Gzip", "must be one of NoneCompressor, HorovodCompressor, HorovodCompressorEF, PowerSGDCompressor, TopK"),
         ("no.such:Module", "compressor 'no.such:Module' cannot be imported: No module named 'no'"),
-        ("pathlib:PurePath", "pathlib:PurePath is no compressor: it has no gathers, sums_first, gives_up"),
+        ("pathlib:PurePath", "pathlib:PurePath is no compressor, a class that has gathers, sums_first, keeps_state"),
     ],
 )
 def test_what_is_no_compressor_is_refused(compressor, message):

@@ -126,8 +126,9 @@ def test_one_that_cannot_be_loaded_is_refused(monkeypatch: pytest.MonkeyPatch, t
         horovod_adapter.library()
 
 
-def test_what_it_does_not_carry_is_refused_by_the_variables_name() -> None:
-    synchronizer = AllReduceSynchronizer("HOROVOD", "HorovodCompressor(dtype='bfloat16')")
+@pytest.mark.parametrize("compressor", ["HorovodCompressor(dtype='bfloat16')", "examples.plugin.brief:Brief"])
+def test_what_it_does_not_carry_is_refused_by_the_variables_name(compressor: str) -> None:
+    synchronizer = AllReduceSynchronizer("HOROVOD", compressor)
     names = ("a", "b", "half", "table")
     strategy = Strategy(tuple(Node(name, synchronizer) for name in names), ("127.0.0.1:CPU:0",))
     words = r"variable 'a': its gradient travels as bfloat16, which Horovod does not carry; it carries float16, float32"

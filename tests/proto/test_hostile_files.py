@@ -104,7 +104,12 @@ def test_what_the_users_own_code_names_reaches_the_workers() -> None:
 class Own:
     gathers = False
     sums_first = False
+    keeps_state = False
+    codes_rows = False
     gives_up = "nothing"
+
+    def travels_as(self, dtype: str) -> str:
+        return dtype
 
     def wire_bytes(self, shape: tuple[int, ...], item: int) -> int:
         return item

@@ -20,7 +20,13 @@ class ScaledSign:
 
     gathers: ClassVar[bool] = True
     sums_first: ClassVar[bool] = False
+    keeps_state: ClassVar[bool] = True
+    codes_rows: ClassVar[bool] = False
     gives_up: ClassVar[str] = "of gradients the signs travel, and the error is added to the next step's"
+
+    def travels_as(self, dtype: str) -> str:
+        """Nothing of it is summed as it travels."""
+        return dtype
 
     def wire_bytes(self, shape: tuple[int, ...], item: int) -> int:
         """The bytes of the signs, in whole words, and of the mean."""

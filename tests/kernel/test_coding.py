@@ -74,7 +74,7 @@ class SaysLess(Brief):
     def travels_as(self, dtype: str) -> str:
         return dtype
 
-    def compress(self, gradients, states, wire):  # type: ignore[no-untyped-def]
+    def compress(self, gradients, states, wire):
         return tf.cast(Brief.compress(self, gradients, states, wire)[0], tf.bfloat16), list(states)
 
 
@@ -111,7 +111,7 @@ class Lossy(Brief):
         ("Whole", "says that numbers of float64 travel as 'int8'; numbers travel as they are, or as float16, bfloat16"),
     ],
 )
-def test_what_a_plug_in_says_of_itself_is_checked(synchronizer, name, message):  # type: ignore[no-untyped-def]
+def test_what_a_plug_in_says_of_itself_is_checked(synchronizer, name, message):
     one = synchronizer(compressor=f"{__name__}:{name}")
     nodes = tuple(Node(variable.name, one) for variable in item().trainable_variables)
     with pytest.raises(StrategyError, match=f"{name} {message}"):

@@ -4,6 +4,7 @@ Every case is a step with something in it that a naive data-parallel program get
 them leaves replicas without an example.
 """
 
+import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -150,6 +151,35 @@ def keras_metrics(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: 
     return loss, [metric.result() for metric in model.metrics]
 
 
+def terms_of_a_loss_that_metrics_read(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    losses, logits = model.losses(x, y)
+    followed = [tf.reduce_mean(losses), tf.reduce_mean(tf.square(logits)), tf.reduce_mean(logits * w[:, tf.newaxis])]
+    hidden = [tf.reduce_mean(tf.map_fn(lambda row, n=n: tf.reduce_sum(row**n), logits)) for n in (1, 2)]
+    terms = random_terms([*followed, *hidden], random.Random(5))
+    total = tf.add_n([*hidden, *terms[-3:]])
+    for metric, term in zip(model.metrics, [total, *terms], strict=True):
+        metric.update_state(term)
+    return 0.05 * total, [metric.result() for metric in model.metrics]
+
+
+NUM_TERMS = 12
+
+
+def random_terms(terms: list[tf.Tensor], rng: random.Random) -> list[tf.Tensor]:
+    """`terms` and linear functions of some that come before, `NUM_TERMS` together."""
+    makers: list[Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = [
+        lambda a, b: a + b,
+        lambda a, b: a - b,
+        lambda a, b: tf.add_n([a, b, a]),
+        lambda a, b: 0.5 * a,
+        lambda a, b: -a,
+        lambda a, b: a / 3.0 + tf.stop_gradient(b),
+    ]
+    while len(terms) < NUM_TERMS:
+        terms.append(rng.choice(makers)(*rng.sample(terms, 2)))
+    return terms
+
+
 METRICS: Mapping[Callable[..., Any], Callable[[], list[Any]]] = {
     keras_metrics: lambda: [
         keras.metrics.Mean(name="mean_loss"),
@@ -158,7 +188,10 @@ METRICS: Mapping[Callable[..., Any], Callable[[], list[Any]]] = {
         keras.metrics.MeanSquaredError(name="error"),
         keras.metrics.SparseTopKCategoricalAccuracy(k=2, name="top"),
         keras.metrics.AUC(num_thresholds=5, name="auc"),
-    ]
+    ],
+    terms_of_a_loss_that_metrics_read: lambda: [
+        keras.metrics.Mean(name=f"term_{number}") for number in range(NUM_TERMS + 1)
+    ],
 }
 
 
@@ -303,6 +336,7 @@ CASES = [
     rows_that_are_kept,
     a_write_in_a_branch,
     keras_metrics,
+    terms_of_a_loss_that_metrics_read,
     a_masked_mean,
     a_masked_mean_with_an_epsilon,
     a_weighted_mean_with_a_regularizer,

@@ -29,6 +29,8 @@ AGAIN = "again"
 """Not combined by one reduction, but computed again, from what is combined."""
 
 _QUOTIENTS = frozenset({"Div", "DivNoNan", "RealDiv"})
+_OF_TERMS = frozenset({*ADDITIVE, "Identity", "Mul", "Neg", "RealDiv", "Sub"})
+"""Op types that are linear in what differs, where one input does, or all are added: terms of a loss are its sum's."""
 _ASSIGN = "AssignVariableOp"
 _ADDS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
 _PRODUCTS = frozenset({"BatchMatMulV2", "Einsum", "MatMul"})
@@ -113,6 +115,8 @@ class Combination:
             self._inside |= dict.fromkeys(parts, call)
         assumed = Extent.SUM if item.loss_reduction == "sum" else Extent.MEAN
         self._assumed = {str(parse(tensor)): assumed for tensors in losses for tensor in tensors}
+        self._terms: dict[str, Extent] = {}
+        """Terms of losses that are not known, by what the losses are taken for: so are they, where no loss reads them."""
         self._extents: dict[str, tuple[Extent, ...]] = {}
         self._of_losses: dict[str, str] = {}
         """Tensors that the losses, and back-propagation, read combined."""
@@ -132,12 +136,35 @@ class Combination:
                     self._of_losses.pop(tensor, None)
             if known == self._of_losses:
                 self._of_losses |= dict.fromkeys(self._normalizers(), "share")
+        self._terms |= self._unknown_terms()
+        if self._terms:
+            self._evaluate()
         for name in self._trains & self._graph.nodes.keys():
             for index, tensor in enumerate(self._graph.nodes[name].input):
                 if not tensor.startswith("^") and str(parse(tensor)) in self._of_losses:
                     self.edges[name, index] = self._of_losses[str(parse(tensor))]
         self._note_equal_writes()
         self.edges = dict(sorted(self.edges.items()))  # Sets of names have another order in every process.
+
+    def _unknown_terms(self) -> dict[str, Extent]:
+        """The terms of each loss that is taken for a mean, or a sum, as far as they are not known by themselves."""
+        found = {name: kind for name, kind in self._assumed.items() if self._extent(name) is kind}
+        pending = list(found)
+        while pending:
+            term = pending.pop()
+            node = self._graph.nodes[op_of(term)]
+            if self._known_extent(term) is not Extent.OTHER or node.op not in _OF_TERMS:
+                continue
+            reads = [str(parse(name)) for name in node.input if not name.startswith("^")]
+            differing = [name for name in reads if self._extent(name) is not Extent.SAME]
+            adds = node.op in ADDITIVE | {"Sub"}
+            is_fixed = all(self._tensor_of(name).shape.is_fully_defined() for name in differing)
+            if not is_fixed or not (adds or len(differing) == 1) or (node.op == "RealDiv" and differing == reads[1:]):
+                continue
+            new = {name for name in differing if self._extent(name) is Extent.OTHER and name not in found}
+            found |= dict.fromkeys(new, found[term])
+            pending += sorted(new)
+        return {name: kind for name, kind in found.items() if self._extent(name) is Extent.OTHER}
 
     def _note_equal_writes(self) -> None:
         """Let statistics say of what is written that it is the same everywhere, where it is computed from examples."""
@@ -240,7 +267,10 @@ class Combination:
         combined = self._of_losses.get(str(parse(tensor))) if reader in self._trains else None
         if combined is not None:
             return Extent.COUNT if combined == "share" else Extent.SAME
-        return self._extent(tensor)
+        extent = self._extent(tensor)
+        if extent is Extent.OTHER and reader not in self._loss_region:
+            return self._terms.get(str(parse(tensor)), extent)
+        return extent
 
     def _extent(self, tensor: str) -> Extent:
         extent, name = self._known_extent(tensor), str(parse(tensor))

@@ -142,6 +142,11 @@ def _first_has_rows(operands: Operands) -> Extent:
     return ROWS if operands.extents[0] is ROWS and ROWS not in operands.extents[1:] else OTHER
 
 
+def _transposed_convolution(operands: Operands) -> Extent:
+    sizes, weights, values = operands.extents
+    return ROWS if sizes is SHAPE and values is ROWS and weights is not ROWS else OTHER
+
+
 def _all_have_rows(operands: Operands) -> Extent:
     return ROWS if set(operands.extents) == {ROWS} else OTHER
 
@@ -183,6 +188,9 @@ ARITHMETIC: Mapping[str, Rule] = {
     **dict.fromkeys(("Add", "AddV2", "AddN", "Sub"), _sum_of_terms),
     **dict.fromkeys(("CheckNumerics", "EnsureShape", "Identity", "PreventGradient", "StopGradient"), _passed),
     **dict.fromkeys(("BiasAdd", "Conv2D", "Conv3D", "DepthwiseConv2dNative"), _first_has_rows),
+    **dict.fromkeys(
+        ("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"), _transposed_convolution
+    ),
     **dict.fromkeys(("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D", "LRN"), _first_has_rows),
     **dict.fromkeys(("ResizeBilinear", "ResizeNearestNeighbor"), _first_has_rows),
     **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2"), _over_last_axis),

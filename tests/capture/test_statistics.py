@@ -38,6 +38,9 @@ ROWS = {
     "ones like": lambda x, y: tf.ones_like(x),
     "of a shape": lambda x, y: tf.zeros([tf.shape(x)[0], 2]),
     "an einsum that keeps them": lambda x, y: tf.einsum("bi,ij->bj", x, np.ones([3, 2])),
+    "a transposed convolution": lambda x, y: tf.nn.conv2d_transpose(
+        tf.reshape(x, [-1, 1, 3, 1]), np.ones([2, 2, 2, 1]), tf.stack([tf.shape(x)[0], 2, 6, 2]), 2
+    ),
     "with a mean of all": lambda x, y: x - tf.reduce_mean(x, axis=0),
 }
 SUM = {

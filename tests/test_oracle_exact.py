@@ -287,6 +287,22 @@ def a_sum_with_regularizers_of_rows(model: Model, x: tf.Tensor, y: tf.Tensor, w:
     return of_examples + of_none + tf.reduce_sum(w) * tf.reduce_sum(both) + tf.nn.l2_loss(both + model.bias), ()
 
 
+@tf.custom_gradient
+def both(value: tf.Tensor) -> Any:
+    """The value, for two readers whose gradients are added by a plain sum."""
+    return (tf.identity(value), tf.identity(value)), lambda one, other: one + other
+
+
+def a_sum_over_sequences_with_a_regularizer(
+    model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor
+) -> Any:
+    sequences = x[:, tf.newaxis] * tf.range(1.0, 4.0, dtype=tf.float64)[:, tf.newaxis]
+    kernel, regularized = both(model.kernel)
+    folded = tf.reshape(tf.reshape(sequences, [-1, 4]) @ kernel + model.bias, [-1, 3, CLASSES])
+    both_ways = tf.tensordot(sequences, kernel, 1) * folded
+    return 0.01 * tf.reduce_sum(tf.tanh(both_ways)) + tf.nn.l2_loss(regularized), ()
+
+
 def a_write_of_what_is_equal_everywhere(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
     features = tf.shape(tf.reshape(x, [tf.shape(x)[0], -1]), out_type=tf.int64)[1]
     model.seen.assign_add(features)
@@ -350,6 +366,7 @@ CASES = [
     a_sum_with_regularizers_behind_what_examples_use,
     a_sum_with_regularizers_of_parts_of_weights,
     a_sum_with_regularizers_of_rows,
+    a_sum_over_sequences_with_a_regularizer,
     a_write_of_what_is_equal_everywhere,
     a_loss_for_each_example,
     results_of_every_kind,

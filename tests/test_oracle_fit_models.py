@@ -353,6 +353,16 @@ def sums_with_regularizers() -> dict[str, Any]:
     return compare(train)
 
 
+def sums_over_sequences_with_regularizers() -> dict[str, Any]:
+    def train() -> dict[str, Any]:
+        keras.utils.set_random_seed(11)
+        model = keras.Sequential([keras.layers.Dense(5, kernel_regularizer=keras.regularizers.L2(0.5)) for _ in "ab"])
+        model.compile(keras.optimizers.SGD(0.01), keras.losses.MeanSquaredError(reduction="sum"), jit_compile=False)
+        return fitted(model, X.reshape(-1, 3, 2), WEIGHTS[:, None, None] * np.ones([3, 5]), batch_size=8)
+
+    return compare(train)
+
+
 class Halving(keras.Sequential):
     """A step that is a tf.function, with a branch on a tensor."""
 
@@ -392,6 +402,7 @@ CASES = [
     a_loss_with_a_normalizer_of_its_own,
     layers_that_are_given_statistics,
     sums_with_regularizers,
+    sums_over_sequences_with_regularizers,
     a_step_that_branches,
 ]
 

@@ -116,8 +116,10 @@ class Combination:
         assumed = Extent.SUM if item.loss_reduction == "sum" else Extent.MEAN
         self._assumed = {str(parse(tensor)): assumed for tensors in losses for tensor in tensors}
         self._terms: dict[str, Extent] = {}
-        """Terms of losses that are not known, by what the losses are taken for: so are they, where no loss reads them."""
+        """Terms of losses that are not known, and what they are taken for where anything but a loss reads them."""
         self._extents: dict[str, tuple[Extent, ...]] = {}
+        self._blocks: dict[str, int | None] = {}
+        """How many rows each example has in results of these ops."""
         self._of_losses: dict[str, str] = {}
         """Tensors that the losses, and back-propagation, read combined."""
         self.edges: dict[Edge, str] = {}
@@ -260,7 +262,22 @@ class Combination:
         self.deltas.clear()
         self.local.clear()
         for name in self._graph.dataflow_order(self._region):
-            self._extents[name] = self._visit(self._graph.nodes[name])
+            node = self._graph.nodes[name]
+            self._extents[name] = self._visit(node)
+            self._blocks[name] = self._block(node)
+
+    def _block(self, node: tf.compat.v1.NodeDef) -> int | None:
+        """How many rows each example has in what `node` computes, where that has rows; None: it is not known."""
+        if node.name in self._sources:
+            return 1
+        reads = [name for name in node.input if not name.startswith("^") and self._extent(name) is Extent.ROWS]
+        known = (block for name in reads if (block := self._blocks.get(op_of(name))) is not None)
+        block = next(known, None)
+        if node.op != "Reshape" or block is None:
+            return block
+        sizes = [self._tensor_of(name).shape[1:].num_elements() for name in (node.input[0], f"{node.name}:0")]
+        whole = [size for size in sizes if size]
+        return block * whole[0] // whole[1] if len(whole) == 2 and not block * whole[0] % whole[1] else None
 
     def _read(self, reader: str, tensor: str) -> Extent:
         """The extent of `tensor` as `reader` reads it."""
@@ -447,6 +464,7 @@ class Combination:
                 self._constants.value(tensor) if extent is Extent.SAME else None
                 for tensor, extent in zip(reads, extents, strict=True)
             ),
+            block=self._blocks.get(op_of(reads[0])) if extents[0] is Extent.ROWS else None,
         )
 
 

@@ -37,7 +37,7 @@ class Constants:
             return self._graph.constant(tensor)
         if node.op == "StridedSlice":
             return self._size(node)
-        if node.op not in _ARITHMETIC and node.op != "Pack":
+        if node.op not in _ARITHMETIC and node.op not in ("ConcatV2", "Pack"):
             return None
         if tf.as_dtype(node.attr["T"].type) not in (tf.int32, tf.int64):
             return None
@@ -47,6 +47,8 @@ class Constants:
             return None
         if node.op == "Pack":
             return np.stack(known, axis=node.attr["axis"].i)
+        if node.op == "ConcatV2":
+            return np.concatenate(known[:-1], axis=int(known[-1]))
         return np.asarray(_ARITHMETIC[node.op](*known))
 
     def _size(self, node: tf.compat.v1.NodeDef) -> np.ndarray | None:

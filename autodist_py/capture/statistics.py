@@ -63,7 +63,7 @@ def with_statistics(
     separation = Separation(graph, insertion, combination, tensor_of)
     for gradient in gradients:
         if item.reduction_of(gradient) == "sum":
-            separation.separate(gradient)
+            separation.separate(gradient, item.variable(gradient.variable).shape)
     outputs = tuple(
         replace(output, tensor=insertion.result(output.tensor), reduction=combination.result_reduction(output.tensor))
         for output in item.outputs

@@ -40,6 +40,9 @@ _LINEAR: Mapping[str, tuple[tuple[int, ...], ...]] = {
 """Op types that are linear in some inputs, all together, the others being given: the alternatives."""
 # fmt: on
 _JOINS = ("ConcatV2", "Pack")
+_OF_ONE_SHAPE = frozenset({"AddN", "Cast", "CheckNumerics", "Identity", "Neg", "PreventGradient", "StopGradient"})
+"""Op types whose result has the shape of each of their inputs."""
+_BROADCASTS = frozenset({"Add", "AddV2", "Sub"})
 
 
 class _Terms(NamedTuple):
@@ -71,14 +74,21 @@ class Separation:
         self._tensor_of = tensor_of
         self._terms: dict[str, _Terms] = {}
         self._parts: dict[str, Parts] = {}
+        self._shapes: dict[str, tf.TensorShape] = {}
         self.inseparable: list[str] = []
 
-    def separate(self, gradient: Gradient) -> None:
-        """Let the gradient's seam pass on the terms that depend on examples; the others are added after it, once."""
+    def separate(self, gradient: Gradient, shape: Sequence[int]) -> None:
+        """Let the gradient's seam pass on the terms that depend on examples; the others are added after it, once.
+
+        Args:
+            gradient: one of a sum over examples.
+            shape: its variable's.
+        """
         if gradient.is_sparse:
             self._separate_rows(gradient)
             return
         seam = op_of(gradient.tensors[0])
+        self._note_shape(self._graph.nodes[seam].input[0], shape)
         own, others = self._parts_of(seam, 0)
         if others is None or not self._combination.reads_differing(seam, 0):
             return
@@ -88,8 +98,33 @@ class Separation:
 
     def _zeros(self, op: str, index: int) -> str:
         """Zeros, in the place of what `op` reads."""
-        symbol = self._symbol(op, index)
-        return self._insertion.zeros(f"{op}/nothing_{index}", symbol.shape.as_list(), symbol.dtype)
+        shape, dtype = self._shape(op, index), self._symbol(op, index).dtype
+        sizes = [
+            1 if size is None else size for size in shape.as_list()
+        ]  # The others give what is not known: see below.
+        return self._insertion.zeros(f"{op}/nothing_{index}", sizes, dtype)
+
+    def _note_shape(self, tensor: str, shape: Sequence[int]) -> None:
+        """Note that `tensor`, and what it is made of by ops that keep shapes, has this shape: it is a variable's."""
+        pending = [str(parse(tensor))]
+        while pending:
+            name = pending.pop()
+            if name in self._shapes:
+                continue
+            self._shapes[name] = tf.TensorShape(shape)
+            node = self._graph.nodes[op_of(name)]
+            if node.op in _OF_ONE_SHAPE:
+                pending += [str(parse(read)) for read in node.input if not read.startswith("^")]
+
+    def _shape(self, op: str, index: int) -> tf.TensorShape:
+        """The static shape of what `op` read as it was captured, as far as its readers and siblings show it."""
+        node = self._graph.nodes[op]
+        reads = node.input if node.op == "AddN" else [node.input[index]]
+        shape = self._shapes.get(str(parse(node.input[index])), tf.TensorShape(None))
+        for read in reads:
+            if not read.startswith("^"):
+                shape = shape.merge_with(self._tensor_of(read).shape)
+        return shape
 
     def _separate_rows(self, gradient: Gradient) -> None:
         """The same for a sparse gradient: rows of the one kind pass through the seams, the others come after them."""
@@ -182,8 +217,7 @@ class Separation:
             terms = [self._terms_of(*edge) for edge in linear]
             return _Terms(any(one.of_examples for one in terms), any(one.of_none for one in terms))
         for edge in self._differing_reads(tensor):
-            both = all(self._terms_of(*edge)) and self._symbol(*edge).shape.is_fully_defined()
-            if both and edge[0] not in self.inseparable:
+            if all(self._terms_of(*edge)) and edge[0] not in self.inseparable:
                 self.inseparable.append(edge[0])
         return _Terms(of_examples=True, of_none=False)
 
@@ -200,11 +234,16 @@ class Separation:
         differing = set(self._differing_reads(tensor))
         for group in _groups(node):
             edges = [(node.name, index) for index in group]
-            # Zeros may stand in the place of one of several, and must not have the size of the replica's own batch.
-            fixed = len(edges) == 1 or all(self._symbol(*edge).shape.is_fully_defined() for edge in edges)
-            if differing <= set(edges) and fixed:
+            if differing <= set(edges) and (len(edges) == 1 or self._has_zeros(node, tensor, edges)):
                 return edges
         return []
+
+    def _has_zeros(self, node: tf.compat.v1.NodeDef, tensor: str, edges: Sequence[Edge]) -> bool:
+        """Whether zeros may stand in the place of one of several: not where they must have the size of a batch."""
+        shapes = [self._shape(*edge) for edge in edges]
+        if node.op in _BROADCASTS and all(shape.rank is not None for shape in shapes):
+            return bool(self._tensor_of(tensor).shape.is_fully_defined())  # What is not known of one the other gives.
+        return all(shape.is_fully_defined() for shape in shapes)
 
     def _separated(self, tensor: str) -> Parts:
         """The parts of `tensor`, which has both, those of what it is computed from being known."""
@@ -216,7 +255,7 @@ class Separation:
         """What `tensor` would be if its op read `parts`, and zeros for None."""
         name = parse(tensor)
         original, dtype = self._graph.nodes[name.op], self._tensor_of(tensor).dtype
-        if original.op in ADDITIVE and len({tuple(self._symbol(*edge).shape) for edge in edges}) == 1:
+        if original.op in ADDITIVE and len({str(self._shape(*edge)) for edge in edges}) == 1:
             terms = [part for part in parts if part is not None]
             return self._insertion.sum(f"{name.op}/terms_{suffix}", terms, dtype)
         node = copy.deepcopy(self._insertion.nodes[name.op])

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from autodist_py.kernel.extent.values import (
     COUNT,
     FIXED,
@@ -56,11 +58,14 @@ def _reshape(operands: Operands) -> Extent:
     if extent is ROWS and target is SHAPE:
         return ROWS
     sizes = operands.integers(1)
-    return ROWS if extent is ROWS and sizes is not None and _keeps_rows(operands.row, sizes) else OTHER
+    return ROWS if extent is ROWS and sizes is not None and _keeps_rows(operands.row, operands.block, sizes) else OTHER
 
 
-def _keeps_rows(row: tuple[int | None, ...] | None, sizes: Sequence[int]) -> bool:
-    """Whether rows of this shape become whole rows of a reshape to `sizes`: none has elements of two of them."""
+def _keeps_rows(row: tuple[int | None, ...] | None, block: int | None, sizes: Sequence[int]) -> bool:
+    """Whether a reshape to `sizes` keeps examples apart, each having `block` rows of this shape.
+
+    No row of the result may have elements of two examples; of two rows of one example it may.
+    """
     if sizes[:1] != [-1]:
         return False
     inner = math.prod(sizes[1:])
@@ -68,7 +73,7 @@ def _keeps_rows(row: tuple[int | None, ...] | None, sizes: Sequence[int]) -> boo
         return inner == 1
     ends_alike = len(row) >= len(sizes) - 1 and list(row[len(row) - len(sizes) + 1 :]) == list(sizes[1:])
     elements = None if None in row else math.prod(size for size in row if size is not None)
-    return ends_alike or (inner > 0 and elements is not None and elements % inner == 0)
+    return ends_alike or (inner > 0 and elements is not None and elements * (block or 1) % inner == 0)
 
 
 def _strided_slice(operands: Operands) -> Extent:
@@ -182,11 +187,24 @@ def _one_hot(operands: Operands) -> Extent:
     return ROWS if operands.extents[0] is ROWS and operands.node.attr["axis"].i != 0 else OTHER
 
 
+def _sizes_at(positions: np.ndarray | None) -> Extent:
+    """The sizes at these positions of a SHAPE."""
+    if positions is None or positions.ndim > 1:
+        return OTHER
+    if 0 not in positions:
+        return SAME
+    if positions.ndim == 0:
+        return COUNT
+    return SHAPE if positions[0] == 0 and 0 not in positions[1:] else OTHER
+
+
 def _gather(operands: Operands) -> Extent:
     table, indices, _ = operands.extents
     axes = operands.axes(2, operands.ranks[0])
     if axes is None:
         return OTHER
+    if table is SHAPE:
+        return _sizes_at(operands.constants[1])
     if table is SAME and indices is ROWS and operands.node.attr["batch_dims"].i == 0:
         return ROWS if axes[0] == 0 else OTHER
     if table is ROWS and axes[0] > 0:

@@ -48,6 +48,8 @@ class Operands:
     row: tuple[int | None, ...] | None
     """The static shape of one row of the first input, as far as it is known."""
     constants: tuple[np.ndarray | None, ...]
+    block: int | None = None
+    """How many rows of the first input each example has; None where it is not known."""
 
     def integers(self, index: int) -> list[int] | None:
         """The constant input `index` as integers; None where it is no constant."""

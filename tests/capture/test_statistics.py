@@ -41,6 +41,8 @@ ROWS = {
     "a transposed convolution": lambda x, y: tf.nn.conv2d_transpose(
         tf.reshape(x, [-1, 1, 3, 1]), np.ones([2, 2, 2, 1]), tf.stack([tf.shape(x)[0], 2, 6, 2]), 2
     ),
+    "folded and unfolded": lambda x, y: tf.reshape(tf.reshape(tf.tile(x, [1, 2]), [-1, 2]) * 2.0, [-1, 3, 2]),
+    "a tensordot": lambda x, y: tf.tensordot(tf.reshape(x, [-1, 3, 1]), np.ones([1, 2]), 1),
     "with a mean of all": lambda x, y: x - tf.reduce_mean(x, axis=0),
 }
 SUM = {
@@ -79,6 +81,7 @@ COMPUTED_OF_ALL = {
     "a branch": lambda x, y: tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: -x),
     "rows of rows": lambda x, y: tf.matmul(x, x, transpose_b=True),
     "a pair of rows": lambda x, y: tf.reshape(x, [-1, 6]),
+    "folded, and unfolded over two": lambda x, y: tf.reshape(tf.reshape(tf.tile(x, [1, 2]), [-1, 2]), [-1, 4]),
 }
 CASES = [
     pytest.param(step, reduction, id=name)

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist_py.kernel.passes.read_data import END_OF_DATA, OTHER_DATA
+from autodist_py.kernel.passes.split_batch import UNEVEN_DATA
 from autodist_py.kernel.program import Launch
 from autodist_py.proto.errors import ClusterError
 from autodist_py.runtime.cluster import Cluster
@@ -140,12 +141,19 @@ def _data_error(error: tf.errors.OpError) -> Exception | None:
     """What `error` says of the data that a step reads by itself, if it does; no failure of a worker looks like that."""
     if isinstance(error, tf.errors.OutOfRangeError):
         return error
-    found = re.search(f"({re.escape(END_OF_DATA)}|{re.escape(OTHER_DATA)})\\] \\[([0-9 ]*)\\]", error.message)
+    kinds = "|".join(map(re.escape, (END_OF_DATA, OTHER_DATA, UNEVEN_DATA)))
+    found = re.search(f"({kinds})\\] \\[([0-9 ]*)\\]", error.message)
     if found is None:
         return None
     what, workers = found[1], found[2].replace(" ", ", ")
     if what == END_OF_DATA:
         return tf.errors.OutOfRangeError(error.node_def, error.op, f"End of sequence on workers {workers}")
+    if what == UNEVEN_DATA:
+        return ClusterError(
+            "what iterators give has several numbers of rows, and each worker must have one share of them all, by "
+            f"which its means count; on workers {workers} the shares differ. Give all workers the same batches "
+            '(batch="global"), or batches of the same sizes'
+        )
     return ClusterError(
         f"every worker must be given the same global batch, but what the iterator gives on workers {workers} differs "
         f"from the chief's. {SAME_DATA_ADVICE}"

@@ -30,6 +30,7 @@ class Analysis:
         captured: the graph.
         varying: ops whose results depend on a replica's own examples or random numbers, and not only on combined
             gradients and replicated variables.
+        of_examples: those of them that depend on examples.
         stage: for each op, how many combined gradients follow one another on the way to it: 0 in the forward pass.
         round: for each op, how many statistics follow one another on the way to it within its stage.
         depth: for each op, the number of ops on the longest way to it.
@@ -38,6 +39,7 @@ class Analysis:
 
     captured: GraphView
     varying: frozenset[str]
+    of_examples: frozenset[str]
     stage: dict[str, int]
     round: dict[str, int]
     depth: dict[str, int]
@@ -63,7 +65,7 @@ def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
     gradients = {op_of(tensor) for gradient in item.gradients for tensor in gradient.tensors}
     statistics = {op_of(statistic.tensor): statistic.reduction for statistic in item.statistics}
     combined = gradients | {op for op, reduction in statistics.items() if reduction != "share"}
-    sources = {op_of(tensor.name) for tensor in batched_tensors(item, view)} | random_ops(view)
+    sources = {op_of(tensor.name) for tensor in batched_tensors(item, view)}
     if batch == "local":
         sources |= {source.name for source in item.inputs if source.kind == "feed"}
         sources |= {node.name for node in view.of_type(ITERATOR_NEXT)}
@@ -74,10 +76,12 @@ def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
         stage, round_ = max((level[producer] for producer in before), default=(0, 0))
         level[name] = (stage + 1, 0) if name in gradients else (stage, round_ + (name in statistics))
         depth[name] = max((depth[producer] for producer in before), default=0) + 1
-    varying = view.dataflow_descendants(sources, blocked=combined)
+    of_examples = view.dataflow_descendants(sources, blocked=combined)
+    varying = of_examples | view.dataflow_descendants(random_ops(view), blocked=combined)
     return Analysis(
         captured=view,
         varying=frozenset(varying),
+        of_examples=frozenset(of_examples),
         stage={name: stage for name, (stage, _) in level.items()},
         round={name: round_ for name, (_, round_) in level.items()},
         depth=depth,

@@ -11,6 +11,12 @@ from autodist_py.kernel.fragment import TensorSpec
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.weights import replica_weights, weighted
 
+_AS_NUMBERS = {tf.complex64: tf.float32, tf.complex128: tf.float64, tf.uint64: tf.int64}
+"""Types that are added up as numbers of another type, bit by bit: pairs of floats, and integers modulo 2**64."""
+
+SUMMED = frozenset({*CARRIED, *_AS_NUMBERS})
+"""The types of which sums over replicas are taken."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -59,14 +65,14 @@ def combine(
                 results[position] = tf.concat(copies, axis=0)
             elif part.reduction == "rows":
                 results[position] = gathered_rows(tf.concat(copies, axis=0), collectives)
-            elif part.dtype in CARRIED:
-                own = _contribution(program, part, batch, copies)
+            elif part.dtype in SUMMED:
+                own = _contribution(program, part, batch, [_numbers(copy) for copy in copies])
                 summed.setdefault(own.dtype, {})[position] = own
             else:
-                results[position] = tf.identity(copies[0])
+                results[position] = tf.identity(copies[0])  # It is the same everywhere.
         for owns in summed.values():
             results |= _sum_together(owns, collectives)
-        totals = [tf.cast(results[position], part.dtype) for position, part in enumerate(parts)]
+        totals = [_of_type(results[position], part.dtype) for position, part in enumerate(parts)]
         shares = replica_weights(program, batch, "mean")
         return [
             [tf.cast(tf.cast(total, tf.float64) * share, part.dtype) for share in shares]
@@ -74,6 +80,18 @@ def combine(
             else [total] * program.num_local_replicas
             for part, total in zip(parts, totals, strict=True)
         ]
+
+
+def _numbers(value: tf.Tensor) -> tf.Tensor:
+    """`value` in a type that collectives add up."""
+    return tf.bitcast(value, _AS_NUMBERS[value.dtype]) if value.dtype in _AS_NUMBERS else value
+
+
+def _of_type(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """What `_numbers` was given, of what it made of it."""
+    if value.dtype == _AS_NUMBERS.get(dtype):
+        return tf.bitcast(value, dtype)
+    return tf.cast(value, dtype)
 
 
 def _sum_together(parts: Mapping[int, tf.Tensor], collectives: Collectives) -> dict[int, tf.Tensor]:
@@ -87,14 +105,15 @@ def _sum_together(parts: Mapping[int, tf.Tensor], collectives: Collectives) -> d
 
 def _contribution(program: Program, part: Part, batch: Sequence[tf.Tensor], copies: Sequence[tf.Tensor]) -> tf.Tensor:
     """What this worker adds to the sum over workers."""
+    dtype = copies[0].dtype
     if part.reduction == "first":
-        value = tf.cast(copies[0], CARRIED[part.dtype])
+        value = tf.cast(copies[0], CARRIED[dtype])
         is_first = program.place.local_replicas[0] == program.place.first
         return value if is_first else tf.zeros_like(value)
     weights = replica_weights(program, batch, "mean" if part.reduction == "mean" else "sum")
-    if part.dtype.is_floating:
+    if dtype.is_floating:
         return tf.add_n([weighted(copy, weight) for copy, weight in zip(copies, weights, strict=True)])
-    carried = [tf.cast(copy, CARRIED[part.dtype]) for copy in copies]
+    carried = [tf.cast(copy, CARRIED[dtype]) for copy in copies]
     return tf.add_n(
         [tf.where(weight > 0, copy, tf.zeros_like(copy)) for copy, weight in zip(carried, weights, strict=True)]
     )

@@ -310,7 +310,8 @@ def train_from_iterators(epochs: int) -> Values:
 def _graph_of_iterators(*, one_shot: bool) -> tuple[tf.Operation, tf.Tensor]:
     rng = np.random.default_rng(5)
     rows = [rng.normal(size=(13, *feed.shape[1:])) for feed in placeholders("dense")]
-    data = tf.data.Dataset.from_tensor_slices(tuple(rows)).batch(5)
+    others = tf.data.Dataset.range(26).batch(10)  # Twice as many rows.
+    data = tf.data.Dataset.zip((tf.data.Dataset.from_tensor_slices(tuple(rows)).batch(5), others))
     if one_shot:
         first, scale, again = tf.compat.v1.data.make_one_shot_iterator(data), 1.0, tf.no_op()
     else:
@@ -320,8 +321,9 @@ def _graph_of_iterators(*, one_shot: bool) -> tuple[tf.Operation, tf.Tensor]:
         second = tf.compat.v1.data.make_initializable_iterator(tf.data.Dataset.from_tensors(np.float64(0.7)).repeat())
         scale, again = second.get_next(), tf.group(first.initializer, second.initializer)
     weights = graph_weights("dense")
-    *features, targets = first.get_next()
+    (*features, targets), others = first.get_next()
     loss = squared_error(predict(weights, features), targets) * scale
+    loss += tf.reduce_mean(tf.cast(others, tf.float64)[:, tf.newaxis] * tf.square(weights["bias"]))
     tf.compat.v1.train.MomentumOptimizer(0.01, 0.9).minimize(loss, name="train")
     tf.group(tf.compat.v1.global_variables_initializer(), name="initialize")
     return again, loss

@@ -177,6 +177,52 @@ def results_of_other_types_come_whole() -> None:
     np.testing.assert_array_equal(distinct, [0.0, 1.0, 2.0])
 
 
+def results_of_types_that_collectives_do_not_carry_are_of_all_examples() -> None:
+    total, kept = tf.Variable(tf.zeros([2], tf.complex128)), tf.Variable(tf.constant(3, tf.uint64))
+
+    def step(model: Regression, x: tf.Tensor, y: tf.Tensor) -> Any:
+        model.step(x, y)
+        number, wide = tf.complex(y, -2.0 * y), tf.cast(y * 9, tf.uint64)
+        total.assign_add(tf.stack([tf.reduce_sum(number), tf.reduce_mean(number)]))
+        kept.assign_add(tf.reduce_sum(wide) * np.uint64(2**60))
+        return {
+            "a sum": tf.reduce_sum(number),
+            "a mean": tf.reduce_mean(tf.cast(number, tf.complex64), axis=0) * 2j,
+            "computed of means": tf.signal.fft(tf.reduce_mean(tf.complex(x, x), axis=0)),
+            "above 2**63": tf.reduce_sum(wide) * np.uint64(2**59 + 1),
+            "so far": tf.cumsum(wide)[-1],
+            "16 bits": tf.reduce_sum(tf.cast(wide, tf.uint16)),
+            "32 bits": tf.reduce_max(tf.cast(wide, tf.uint32)),
+            "a text": tf.strings.reduce_join(tf.strings.as_string(wide), separator=","),
+            "quantized": tf.quantization.quantize(tf.cast(y, tf.float32), 0.0, 1.0, tf.quint8)[0],
+            "state": (total.read_value(), kept.read_value()),
+        }
+
+    expected = tf.function(step)(Regression(), X, Y)
+    total.assign(tf.zeros_like(total))
+    kept.assign(3)
+    with AutoDist() as autodist:
+        model = Regression()
+        results = autodist.function(lambda x, y: step(model, x, y))(X, Y)
+    for name, wanted in expected.items():
+        for got, one in zip(tf.nest.flatten(results[name]), tf.nest.flatten(wanted), strict=True):
+            assert got.dtype == one.dtype
+            if one.dtype.is_complex:
+                np.testing.assert_allclose(got, one, rtol=1e-6, err_msg=name)
+            else:
+                np.testing.assert_array_equal(got, one, err_msg=name)
+
+
+def what_one_replica_has_is_no_result() -> None:
+    model = Regression()
+    with AutoDist() as autodist:
+        step = autodist.function(
+            lambda x, y: (model.step(x, y), tf.ensure_shape(tf.numpy_function(np.argmax, [y], tf.int64), []))
+        )
+        with pytest.raises(CaptureError, match=r"of type int64, differs between replicas, and is neither rows"):
+            step(X, Y)
+
+
 def rows_of_every_type_come_in_order() -> None:
     model = Regression()
     texts = np.array(
@@ -239,6 +285,56 @@ def an_iterator_that_ends_early_on_one_worker_ends_the_step_everywhere(*, chief_
             assert f"End of sequence on workers {0 if chief_first else 1}" in str(ended.value)
         examples = iter(tf.data.Dataset.from_tensor_slices((X, Y)).batch(4))
         step(examples)  # The next epoch.
+
+
+def what_an_iterator_gives_may_have_several_numbers_of_rows() -> None:
+    sizes = [(3, 9), (4, 6), (1, 5), (5, 2), (6, 6), (0, 4), (6, 18)]  # Some have no common divisor, one has no rows.
+
+    def parts() -> Any:
+        for number, (labelled, others) in enumerate(sizes):
+            yield X[:labelled], Y[:labelled], np.linspace(-1, number, 3 * others).reshape(others, 3)
+
+    def train(model: Regression, decorate: Callable[..., Any]) -> list[Any]:
+        specs = [tf.TensorSpec(shape, tf.float64) for shape in ([None, 3], [None], [None, 3])]
+
+        def step(data: Any) -> Any:
+            x, y, others = next(data)
+            with tf.GradientTape() as tape:
+                error = tf.math.divide_no_nan(
+                    tf.reduce_sum((tf.linalg.matvec(x, model.weight) - y) ** 2), tf.cast(tf.shape(y)[0], tf.float64)
+                )
+                loss = error + 0.1 * tf.reduce_mean(tf.linalg.matvec(others, model.weight) ** 2)
+            model.weight.assign_sub(0.1 * tape.gradient(loss, model.weight))
+            return loss, tf.reduce_sum(others), tf.shape(others)[0], others, y
+
+        data, decorated = iter(tf.data.Dataset.from_generator(parts, output_signature=tuple(specs))), decorate(step)
+        return [[decorated(data), model.weight.numpy()] for _ in sizes]
+
+    expected = train(Regression(), tf.function)
+    with AutoDist() as autodist:
+        values = train(Regression(), autodist.function)
+    for number, (got, wanted) in enumerate(zip(tf.nest.flatten(values), tf.nest.flatten(expected), strict=True)):
+        assert_close(got, wanted, f"value {number}")
+
+
+def parts_of_other_proportions_on_each_worker_are_refused() -> None:
+    model = Regression(lambda errors, weight: tf.reduce_mean(errors**2))
+    with AutoDist(batch="local") as autodist:
+        labelled, others = (2, 4) if autodist.rank == 0 else (3, 4)
+        specs = tuple(tf.TensorSpec(shape, tf.float64) for shape in ([None, 3], [None], [None, 3]))
+        parts = tf.data.Dataset.from_tensors((X[:labelled], Y[:labelled], X[:others])).repeat()
+        data = iter(tf.data.Dataset.from_generator(lambda: parts, output_signature=specs))
+
+        def read(data: Any) -> Any:
+            x, y, others = next(data)
+            return model.step(x, y), tf.reduce_mean(others)
+
+        step = autodist.function(read)
+        if autodist.num_workers == 1:
+            step(data)
+            return
+        with pytest.raises(ClusterError, match=r"one share of them all.*; on workers 0, 1 the shares differ"):
+            step(data)
 
 
 def iterators_that_differ_between_workers_are_found() -> None:
@@ -355,10 +451,14 @@ CASES = [
     results_that_cannot_be_put_together_are_refused,
     tables_written_from_examples_are_refused,
     results_of_other_types_come_whole,
+    results_of_types_that_collectives_do_not_carry_are_of_all_examples,
+    what_one_replica_has_is_no_result,
     rows_of_every_type_come_in_order,
     an_iterator_is_shared_out_and_ends_everywhere,
     an_iterator_that_ends_early_on_one_worker_ends_the_step_everywhere,
     an_iterator_that_ends_early_on_the_chief_ends_the_step_everywhere,
+    what_an_iterator_gives_may_have_several_numbers_of_rows,
+    parts_of_other_proportions_on_each_worker_are_refused,
     iterators_that_differ_between_workers_are_found,
     an_iterator_without_an_unknown_batch_dimension_is_refused,
     a_loss_that_cannot_be_followed_is_warned_of_by_the_chief,

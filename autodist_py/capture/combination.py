@@ -15,7 +15,9 @@ from autodist_py.capture.layers import LayerCall
 from autodist_py.capture.shapes import static_shape
 from autodist_py.kernel.analysis import random_ops
 from autodist_py.kernel.batch import batched_tensors
+from autodist_py.kernel.combining import SUMMED
 from autodist_py.kernel.cross_device_ops.collective import CARRIED
+from autodist_py.kernel.cross_device_ops.rows import TRAVELS
 from autodist_py.kernel.extent.rules import extent_of, is_known
 from autodist_py.kernel.extent.values import FIXED, Extent, Operands
 from autodist_py.kernel.graph_view import ITERATOR_NEXT, SHOWS, GraphView
@@ -394,7 +396,7 @@ class Combination:
         shape, dtype = self._tensor_of(tensor).shape, self._tensor_of(tensor).dtype
         if extent in (Extent.PLUS, Extent.OTHER):
             return reader not in self._loss_region and self._can_compute_again(op_of(tensor))
-        if dtype not in CARRIED or shape.rank is None:
+        if dtype not in (TRAVELS if extent is Extent.ROWS else SUMMED) or shape.rank is None:
             return False
         if reader in self._loss_region and not dtype.is_floating and not self._is_uncarried_cast(reader):
             return False  # A size or an index: it is of the replica's own rows.
@@ -412,7 +414,7 @@ class Combination:
     def _is_uncarried_cast(self, op: str) -> bool:
         """A cast to a type that collectives do not carry, as of the number of random numbers that are drawn."""
         node = self._graph.nodes.get(op)
-        return node is not None and node.op == "Cast" and tf.as_dtype(node.attr["DstT"].type) not in CARRIED
+        return node is not None and node.op == "Cast" and tf.as_dtype(node.attr["DstT"].type) not in SUMMED
 
     def _can_compute_again(self, op: str) -> bool:
         """Whether what a loss is computed by can be computed of all examples too, beside the replica's own value."""

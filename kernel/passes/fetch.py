@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist_py.kernel.combining import Part, combine
+from autodist_py.kernel.combining import SUMMED, Part, combine
 from autodist_py.kernel.cross_device_ops.collective import Collectives
 from autodist_py.kernel.cross_device_ops.rows import TRAVELS
 from autodist_py.kernel.fragment import trace
@@ -30,7 +30,8 @@ class Fetch:
             `batch="global"`, else this one's;
         2. known to be a sum or mean over examples: that of all replicas;
         3. another float of fixed shape: combined over all replicas as `fetch_reduction` says;
-        4. anything else: the first replica's (of the cluster, where the network can carry it; else of this worker).
+        4. another value that is drawn, and depends on no example: the first replica's, which is that of one device.
+        What is of none of these is refused.
         All others are equal on all replicas, and stay as they are.
     """
 
@@ -83,5 +84,17 @@ def _part(program: Program, output: Output) -> Part:
             + (f", and this is a {output.reduction} over it" if output.reduction in ("mean", "sum", "same") else "")
             + ". Return it with the batch first, or with a static shape"
         )
+    if reduction == "first" and not output.reduction and not _is_firsts(program, output):
+        raise CaptureError(
+            f"result '{output.tensor}' is of type {dtype.name}, differs between replicas, and is neither rows, a sum "
+            "nor a mean over examples, nor computed from such, as far as its graph shows. Return what it is made from, "
+            "or compute it from the results outside of the step"
+        )
     copies = tuple(on_replica(replica, output.tensor) for replica in range(program.num_local_replicas))
     return Part(copies, dtype, output.shape, reduction)
+
+
+def _is_firsts(program: Program, output: Output) -> bool:
+    """Whether the first replica's value is that of one device, and workers can be told it."""
+    can_travel = tf.as_dtype(output.dtype) in SUMMED or len(program.place.workers) == 1
+    return op_of(output.tensor) not in program.analysis.of_examples and can_travel

@@ -77,8 +77,8 @@ def _read(
         have_data = everyone[:, 0] > 0
         are_equal = tf.reduce_all(tf.equal(everyone[:, 1:], everyone[:1, 1:]), axis=1)
         checks = [
-            _require(have_data, END_OF_DATA),
-            _require(are_equal | ~tf.reduce_all(have_data), OTHER_DATA),
+            require_on_all(have_data, END_OF_DATA),
+            require_on_all(are_equal | ~tf.reduce_all(have_data), OTHER_DATA),
         ]
         with tf.control_dependencies(checks):
             return [[tf.identity(value) for value in element] for element in elements]
@@ -112,6 +112,6 @@ def _fingerprint(value: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(tf.raw_ops.Fingerprint(data=tf.expand_dims(parts, 0), method="farmhash64"), tf.int64)[0]
 
 
-def _require(holds: tf.Tensor, message: str) -> tf.Operation:
+def require_on_all(holds: tf.Tensor, message: str) -> tf.Operation:
     """An op that fails with `message` and the workers for which `holds`, which has a bool for each, is false."""
     return tf.raw_ops.Assert(condition=tf.reduce_all(holds), data=[message, tf.where(~holds)[:, 0]], summarize=99)

@@ -1,17 +1,23 @@
 """SplitBatch: every replica reads its own part of the batch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist_py.kernel.batch import batched_tensors, require_batch
+from autodist_py.kernel.batch import BatchedTensor, batched_tensors, require_batch
 from autodist_py.kernel.cross_device_ops.collective import Collectives
 from autodist_py.kernel.fragment import TensorSpec, trace
+from autodist_py.kernel.graph_view import ITERATOR_NEXT, GraphView
 from autodist_py.kernel.names import KERNEL_SCOPE, op_of, parse, replica_of
 from autodist_py.kernel.passes.launches import with_launches
+from autodist_py.kernel.passes.read_data import require_on_all
 from autodist_py.kernel.program import Batch, Program
 from autodist_py.kernel.rewrite import Edits
+
+UNEVEN_DATA = "AutoDist: data in other proportions on workers "
+"""What the error begins with when a step cannot be shared out; the ranks follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +28,8 @@ class SplitBatch:
     Ensures: each op of replica i that read a batched tensor reads its part of the rows. Parts are contiguous and in
         replica order, and the first ones are a row longer where the rows do not divide, so together they are the
         batch in its order. With `batch="global"` the parts are those of all replicas of the cluster; with "local",
-        of this worker's. `program.batch` names the tensors that count the rows, of the replicas that step together.
+        of this worker's. What iterators give may have other numbers of rows: all are cut in the same proportions.
+        `program.batch` names the tensors that count the rows, of the replicas that step together.
     """
 
     name: ClassVar[str] = "split-batch"
@@ -34,9 +41,10 @@ class SplitBatch:
         require_batch(program.item, program.analysis.captured)
         if not sources:
             return program
+        groups = _groups(program.analysis.captured, sources)
         collectives = Collectives(program.place, program.next_instance_key)
         split = trace(
-            lambda tensors: _split(program, tensors, collectives),
+            lambda tensors: _split(program, tensors, groups, collectives),
             [[TensorSpec(source.name, source.dtype, source.shape) for source in sources]],
             scope=f"{KERNEL_SCOPE}/Batch",
         )
@@ -54,26 +62,63 @@ class SplitBatch:
         return replace(result, graph=edits.apply(program.graph), batch=Batch(tuple(rows), total))
 
 
+def _groups(captured: GraphView, sources: Sequence[BatchedTensor]) -> list[int]:
+    """For each source its group: all inputs have one number of rows, as the doors see to; iterators may not."""
+    reads = [captured.nodes[op_of(source.name)].op in ITERATOR_NEXT for source in sources]
+    inputs = reads.count(False)
+    return [0 if not is_read else index - max(inputs - 1, 0) for index, is_read in enumerate(reads)]
+
+
 def _split(
-    program: Program, tensors: list[tf.Tensor], collectives: Collectives
+    program: Program, tensors: list[tf.Tensor], groups: Sequence[int], collectives: Collectives
 ) -> tuple[list[list[tf.Tensor]], list[tf.Tensor], tf.Tensor]:
-    """For each local replica its part of each tensor; its number of rows; the number of rows of the step."""
+    """For each local replica its part of each tensor; its number of rows; the number of rows of the step.
+
+    Tensors of one group have as many rows each. Those of several are cut in the same proportions, so that a replica's
+    share of the rows, by which its means count, is one number.
+    """
     place = program.place
     is_global = program.options.batch == "global"
     count = sum(replica.trains for replica in (place.everyone if is_global else place.local_replicas))
     with tf.device(place.host):
-        rows = tf.shape(tensors[0], out_type=tf.int64)[0]
+        lengths = [tf.shape(tensors[groups.index(group)], out_type=tf.int64)[0] for group in sorted(set(groups))]
+        rows = lengths[0] if len(lengths) == 1 else _greatest_divisor(tf.stack(lengths))
+        whole = [None] if len(lengths) == 1 else [length // tf.maximum(rows, 1) for length in lengths]
         each, longer = rows // max(count, 1), rows % max(count, 1)
         parts, sizes = [], []
         for position, replica in enumerate(place.local_replicas):
             index = replica.index if is_global else position
             begin = index * each + tf.minimum(tf.constant(index, tf.int64), longer)
             size = each + tf.cast(index < longer, tf.int64) if replica.trains else tf.zeros([], tf.int64)
-            parts.append([tensor[begin : begin + size] for tensor in tensors])
-            sizes.append(size)
+            ends = [(begin, begin + size) if one is None else (begin * one, (begin + size) * one) for one in whole]
+            parts.append([tensor[slice(*ends[group])] for tensor, group in zip(tensors, groups, strict=True)])
+            sizes.append(size if len(lengths) == 1 else size * tf.reduce_max(tf.stack(whole)))
+        given = lengths[0] if len(lengths) == 1 else tf.reduce_max(tf.stack(lengths))
         if is_global and place.replicas == place.everyone:
-            total = rows
-        else:
-            own = tf.add_n(sizes) if is_global or not count else rows
-            total = own if is_global else collectives.sum_over_workers(own)
-    return parts, sizes, total
+            return parts, sizes, given
+        own = tf.add_n(sizes) if is_global or not count else given
+        if is_global:
+            return parts, sizes, own
+        if len(lengths) == 1 or collectives.num_workers == 1:
+            return parts, sizes, collectives.sum_over_workers(own)
+        return parts, sizes, _proportionate_total(tf.stack(lengths), collectives)
+
+
+def _greatest_divisor(lengths: tf.Tensor) -> tf.Tensor:
+    """The greatest number that divides all of `lengths` (0 has any divisor): the only one, where they are equal."""
+    largest = tf.reduce_max(lengths)
+    few = tf.where(tf.reduce_all(tf.equal(lengths, largest)), tf.zeros([], tf.int64), largest)
+    candidates = tf.range(1, few + 1)
+    divides = tf.reduce_all(tf.equal(lengths[:, tf.newaxis] % candidates, 0), axis=0)
+    return tf.where(few > 0, tf.reduce_max(tf.where(divides, candidates, 0)), largest)
+
+
+def _proportionate_total(lengths: tf.Tensor, collectives: Collectives) -> tf.Tensor:
+    """The number of rows of all workers; an error on all, if the shares of one in the components are not equal."""
+    everyone = collectives.gather(lengths)
+    totals = tf.reduce_sum(everyone, axis=0)
+    longest = tf.argmax(totals)
+    reference = tf.gather(everyone, longest, axis=1)
+    equal = tf.reduce_all(tf.equal(everyone * totals[longest], reference[:, tf.newaxis] * totals), axis=1)
+    with tf.control_dependencies([require_on_all(equal, UNEVEN_DATA)]):
+        return tf.identity(totals[longest])

@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-all corpus fuzz mutations bench lint ruff format-check mypy imports proto-check proto horovod lab-deps clean
+.PHONY: demo test test-all corpus fuzz packages mutations bench lint ruff format-check mypy imports proto-check proto horovod lab-deps clean
 
 demo: $(INSTALLED)
 	$(BIN)/autodist run --local 2 examples/digits.py --compare
@@ -26,6 +26,13 @@ corpus: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	FUZZ_EXAMPLES=2000 $(BIN)/pytest -s tests/test_random_programs.py
+
+# Models that others ship, in an environment of their own: one of them has NumPy 1, and the other tests keep theirs.
+# Some 500 MB beside TensorFlow; without it these tests are skipped.
+packages:
+	test -x .venv-packages/bin/python || $(PYTHON) -m venv .venv-packages
+	.venv-packages/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,packages]'
+	.venv-packages/bin/pytest tests/packages
 
 # On two hosts made of this machine, as root: `make lab-deps` installs what that needs. Its options: BENCH="--rounds 9".
 bench: $(INSTALLED)
@@ -68,7 +75,7 @@ lab-deps:
 	        iproute2 util-linux openssh-client openssh-server; }
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-packages build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): setup.cfg pyproject.toml

@@ -303,11 +303,24 @@ def a_sum_over_sequences_with_a_regularizer(
     return 0.01 * tf.reduce_sum(tf.tanh(both_ways)) + tf.nn.l2_loss(regularized), ()
 
 
+def a_sum_over_places_of_sequences(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    logits = tf.tensordot(tf.stack([x, 2.0 * x, x + 1.0], axis=1), model.kernel, 1) + model.bias
+    chosen = keras.ops.take_along_axis(logits, (y[:, tf.newaxis, tf.newaxis] + [[0], [1]]) % 3, axis=1)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.stack([y, y], axis=1), chosen)
+    return tf.reduce_sum(losses * w[:, tf.newaxis]), tf.reduce_mean(losses)
+
+
 def a_write_of_what_is_equal_everywhere(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
     features = tf.shape(tf.reshape(x, [tf.shape(x)[0], -1]), out_type=tf.int64)[1]
     model.seen.assign_add(features)
     model.total.assign(tf.cast(features, tf.float64) * model.total)
     return tf.reduce_mean(model.losses(x, y)[0]), features
+
+
+def a_sum_of_columns(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    logits = tf.matmul(model.kernel, x, transpose_a=True, transpose_b=True) + model.bias[:, tf.newaxis]
+    rows = tf.cast(tf.shape(x)[0], tf.float64)
+    return 20.0 / rows * tf.reduce_sum(tf.square(logits - 1.0)) - 0.1 * tf.nn.l2_loss(model.kernel), ()
 
 
 def a_loss_for_each_example(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
@@ -367,7 +380,9 @@ CASES = [
     a_sum_with_regularizers_of_parts_of_weights,
     a_sum_with_regularizers_of_rows,
     a_sum_over_sequences_with_a_regularizer,
+    a_sum_over_places_of_sequences,
     a_write_of_what_is_equal_everywhere,
+    a_sum_of_columns,
     a_loss_for_each_example,
     results_of_every_kind,
     results_beside_a_whole_batch,

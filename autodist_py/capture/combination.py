@@ -124,6 +124,8 @@ class Combination:
         """How many rows each example has in results of these ops."""
         self._of_losses: dict[str, str] = {}
         """Tensors that the losses, and back-propagation, read combined."""
+        self._shared: set[str] = set()
+        """Of these, the ones that only losses which cannot be followed read."""
         self.edges: dict[Edge, str] = {}
         self.deltas: list[str] = []
         self.local: list[str] = []
@@ -140,6 +142,9 @@ class Combination:
                     self._of_losses.pop(tensor, None)
             if known == self._of_losses:
                 self._of_losses |= dict.fromkeys(self._normalizers(), "share")
+            if known == self._of_losses:
+                self._shared |= set(self._sums_of_assumed_means())
+                self._of_losses |= dict.fromkeys(self._shared & self._of_losses.keys(), "share")
         self._terms |= self._unknown_terms()
         if self._terms:
             self._evaluate()
@@ -393,6 +398,8 @@ class Combination:
         """Whether `reader` may be given the combined `tensor`, which is of this extent on each replica."""
         if reader in self._loss_region and (extent is Extent.ROWS or op_of(tensor) in self._trained):
             return False
+        if reader in self._loss_region and str(parse(tensor)) in self._shared:
+            return False
         shape, dtype = self._tensor_of(tensor).shape, self._tensor_of(tensor).dtype
         if extent in (Extent.PLUS, Extent.OTHER):
             return reader not in self._loss_region and self._can_compute_again(op_of(tensor))
@@ -452,6 +459,20 @@ class Combination:
             of_rows = any(extent is Extent.ROWS for op in below for extent in self._extents.get(op, ()))
             if not of_rows and self._can_combine(name, under, Extent.SUM):
                 yield str(parse(under))
+
+    def _sums_of_assumed_means(self) -> Iterator[str]:
+        """Sums over all examples that only losses read which cannot be followed, and so are taken for means.
+
+        A replica's loss is one of its own share of the examples then, and so must be each sum that it is made of.
+        """
+        assumed = [tensor for tensor, extent in self._assumed.items() if extent is Extent.MEAN]
+        unknown = {op_of(tensor) for tensor in assumed if self._known_extent(tensor) is Extent.OTHER}
+        others = {op_of(tensor) for tensor in self._assumed} - unknown
+        ancestors = self._graph.dataflow_ancestors(unknown, blocked=self._seams)
+        ancestors -= self._graph.dataflow_ancestors(others, blocked=self._seams)
+        for tensor, reduction in self._of_losses.items():
+            if reduction == "sum" and op_of(tensor) in ancestors:
+                yield tensor
 
     def _operands(self, node: tf.compat.v1.NodeDef, reads: Sequence[str], extents: tuple[Extent, ...]) -> Operands:
         shapes = [self._tensor_of(tensor).shape for tensor in reads]

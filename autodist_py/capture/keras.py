@@ -258,10 +258,11 @@ class HookedModel:
 
     def _steps_of(self, kind: str, step: Callable[[Any], Any]) -> Steps:
         self._require_distributable()
-        step = tf.autograph.experimental.do_not_convert(step)  # As Keras calls it.
         model = self._model
-        if self._is_legacy:
-            own_step, counter = step, getattr(model, f"_{kind}_counter")
+        if not self._is_legacy:
+            step = tf.autograph.experimental.do_not_convert(step)  # As Keras calls it.
+        else:
+            own_step, counter = tf_adapter.unconverted(step), getattr(model, f"_{kind}_counter")
 
             def step(data: Any) -> Any:
                 results = own_step(data)

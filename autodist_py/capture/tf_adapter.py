@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.impl import api
 from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
 from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.framework import func_graph as func_graph_module
@@ -164,3 +165,12 @@ def unwrap_function(function: Callable[..., Any]) -> tuple[Callable[..., Any], b
 def is_variable(value: Any) -> bool:
     """Whether `value` is a resource variable (a Keras variable included)."""
     return variable_ops.is_resource_variable(value)
+
+
+def unconverted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which autograph leaves as it is, but not what asks whether to be converted: layers of Keras 2 do."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return api.autograph_artifact(wrapper)

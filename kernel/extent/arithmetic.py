@@ -24,6 +24,11 @@ def _elementwise(operands: Operands) -> Extent:
     return ROWS if ROWS in operands.extents and operands.aligned else OTHER
 
 
+def _extreme(operands: Operands) -> Extent:
+    """Of multiples of a replica's number of examples the larger one is the same one everywhere."""
+    return COUNT if set(operands.extents) == {COUNT} else _elementwise(operands)
+
+
 def _sum_of_terms(operands: Operands) -> Extent:
     kinds = set(operands.extents)
     if kinds <= {MEAN, SAME}:
@@ -156,6 +161,12 @@ def _over_last_axis(operands: Operands) -> Extent:
     return ROWS if operands.extents[0] is ROWS and rank is not None and rank > 1 else OTHER
 
 
+def _of_matrices(operands: Operands) -> Extent:
+    """Of each matrix by itself: the last two axes."""
+    rank = operands.ranks[0]
+    return _first_has_rows(operands) if rank is not None and rank > 2 else OTHER
+
+
 def _arg_reduction(operands: Operands) -> Extent:
     axes = operands.axes(1, operands.ranks[0])
     return ROWS if operands.extents[0] is ROWS and axes is not None and axes[0] > 0 else OTHER
@@ -175,16 +186,21 @@ _ELEMENTWISE = (
     "Cos", "Cosh", "Digamma", "Elu", "Equal", "Erf", "Erfc", "Erfinv", "Exp", "Expm1", "Floor", "FloorDiv",
     "FloorMod", "Greater", "GreaterEqual", "Igamma", "Imag", "Inv", "Invert", "IsFinite", "IsInf", "IsNan",
     "LeakyRelu", "LeftShift", "Less", "LessEqual", "Lgamma", "Log", "Log1p", "LogicalAnd", "LogicalNot",
-    "LogicalOr", "Maximum", "Minimum", "Mod", "MulNoNan", "Ndtri", "NextAfter", "NotEqual", "Pow", "Real",
+    "LogicalOr", "Mod", "MulNoNan", "Ndtri", "NextAfter", "NotEqual", "Pow", "Real",
     "Reciprocal", "Relu", "Relu6", "RightShift", "Rint", "Round", "Rsqrt", "Select", "SelectV2", "Selu",
     "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Square", "SquaredDifference",
     "StringLength", "StringLower", "StringToHashBucketFast", "StringToNumber", "StringUpper", "Tan", "Tanh",
     "TruncateDiv", "TruncateMod", "Xdivy", "Xlog1py", "Xlogy",
 )
+_MATRICES = (
+    "Cholesky", "LogMatrixDeterminant", "MatrixBandPart", "MatrixDeterminant", "MatrixDiagPart", "MatrixDiagPartV2",
+    "MatrixDiagPartV3", "MatrixInverse",
+)
 # fmt: on
 
 ARITHMETIC: Mapping[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(("Maximum", "Minimum"), _extreme),
     **dict.fromkeys(("Add", "AddV2", "AddN", "Sub"), _sum_of_terms),
     **dict.fromkeys(("CheckNumerics", "EnsureShape", "Identity", "PreventGradient", "StopGradient"), _passed),
     **dict.fromkeys(("BiasAdd", "Conv2D", "Conv3D", "DepthwiseConv2dNative"), _first_has_rows),
@@ -198,6 +214,7 @@ ARITHMETIC: Mapping[str, Rule] = {
     **dict.fromkeys(("ArgMax", "ArgMin", "Cumsum", "Cumprod"), _arg_reduction),
     **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _batch_matmul),
     **dict.fromkeys(("All", "Any", "Max", "Min", "Prod"), _reduction(OTHER, linear=False)),
+    **dict.fromkeys(_MATRICES, _of_matrices),
     "Bitcast": _bitcast,
     "Cast": _cast,
     "Div": _quotient,

@@ -183,6 +183,11 @@ def _unpack(operands: Operands) -> Extent | tuple[Extent, ...]:
     return ROWS if operands.extents[0] is ROWS and rank is not None and axis % rank > 0 else OTHER
 
 
+def _reverse(operands: Operands) -> Extent:
+    axes = operands.axes(1, operands.ranks[0])
+    return ROWS if operands.extents[0] is ROWS and axes is not None and 0 not in axes else OTHER
+
+
 def _one_hot(operands: Operands) -> Extent:
     return ROWS if operands.extents[0] is ROWS and operands.node.attr["axis"].i != 0 else OTHER
 
@@ -242,6 +247,7 @@ LAYOUT: Mapping[str, Rule] = {
     "Pack": _pack,
     "Reshape": _reshape,
     "ResourceGather": _gather_of_rows,
+    "ReverseV2": _reverse,
     "Shape": _shape,
     "Size": _size,
     "Slice": _slice,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -43,6 +44,11 @@ ROWS = {
     ),
     "folded and unfolded": lambda x, y: tf.reshape(tf.reshape(tf.tile(x, [1, 2]), [-1, 2]) * 2.0, [-1, 3, 2]),
     "a tensordot": lambda x, y: tf.tensordot(tf.reshape(x, [-1, 3, 1]), np.ones([1, 2]), 1),
+    "a tensor product": lambda x, y: tf.tensordot(tf.stack([x, x], axis=1), np.ones([3, 2]), 1),
+    "a gather along an axis": lambda x, y: keras.ops.take_along_axis(x, tf.zeros_like(x, tf.int32), axis=1),
+    "diagonals": lambda x, y: tf.linalg.diag_part(tf.linalg.band_part(x[:, :, tf.newaxis] * x[:, tf.newaxis], -1, 0)),
+    "columns turned round": lambda x, y: tf.reverse(x, [1]),
+    "a size among others": lambda x, y: tf.zeros(tf.gather(tf.shape(x), [0, 1])),
     "with a mean of all": lambda x, y: x - tf.reduce_mean(x, axis=0),
 }
 SUM = {
@@ -50,6 +56,8 @@ SUM = {
     "a sum over rows": lambda x, y: tf.reduce_sum(x, axis=0),
     "the number of rows": lambda x, y: tf.shape(x)[0],
     "the number of elements": lambda x, y: tf.size(x),
+    "the number of rows, gathered": lambda x, y: tf.gather(tf.shape(x), 0),
+    "the larger number": lambda x, y: tf.maximum(tf.size(x), tf.shape(y)[0]),
     "a covariance": lambda x, y: tf.matmul(x, x, transpose_a=True),
     "an einsum that sums": lambda x, y: tf.einsum("bi,b->i", x, y),
     "a sum times a factor": lambda x, y: 2.0 * tf.reduce_sum(x, 0) * FACTOR,
@@ -68,6 +76,9 @@ MEAN = {
     "a stack of means": lambda x, y: tf.stack([tf.reduce_mean(x), tf.reduce_mean(y)]),
 }
 COMPUTED_OF_ALL = {
+    "a diagonal over rows": lambda x, y: tf.reduce_sum(tf.linalg.diag_part(x)),
+    "rows and columns turned round": lambda x, y: tf.reverse(x, [0, 1]),
+    "the larger of a number and a constant": lambda x, y: tf.maximum(tf.shape(y)[0], 3),
     "a root of a mean": lambda x, y: tf.sqrt(tf.reduce_mean(x)),
     "a largest value": lambda x, y: tf.reduce_max(x),
     "a sum plus a constant": lambda x, y: tf.reduce_sum(x) + 1.0,

@@ -19,6 +19,7 @@ from tests.cluster_pool import same_on_all_workers as same
 from tests.packages.fitting import BATCH, EXAMPLES, STRATEGIES, Values, assert_as_on_one_device, require, state
 
 require("tensorflow_recommenders", "tensorflow-recommenders")
+pytestmark = pytest.mark.own_cluster  # Its workers have another Keras.
 LEGACY = "TF_USE_LEGACY_KERAS"
 
 RNG = np.random.default_rng(7)

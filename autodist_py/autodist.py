@@ -26,6 +26,7 @@ from autodist_py.dump import Dump
 from autodist_py.function import DistributedFunction, Program
 from autodist_py.kernel.analysis import gradient_types, op_types
 from autodist_py.kernel.program import Options
+from autodist_py.logs import show_logs
 from autodist_py.one_device import OneDeviceStep
 from autodist_py.plan import Planner
 from autodist_py.proto.errors import AutoDistError, CaptureError, ClusterError, WorkerFailedError
@@ -100,6 +101,7 @@ class AutoDist:
             if value not in _CHOICES[name]:
                 raise AutoDistError(f"{name} must be one of {', '.join(_CHOICES[name])}; received {value!r}")
         settings = Settings.from_environment()
+        show_logs(settings.log_level)
         if settings.record_dir is not None and batch != "global":
             raise AutoDistError(
                 f"a run is compared with one device on the same batches, and with batch={batch!r} each worker has its "

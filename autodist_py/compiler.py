@@ -5,6 +5,7 @@ It owns the order of things between the workers: the same graph everywhere, the 
 
 import difflib
 import logging
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ from autodist_py.runtime.input_check import InputCheck
 from autodist_py.runtime.kept import Kept
 from autodist_py.runtime.memories import Memories
 from autodist_py.served import Served
+from autodist_py.step_times import StepTimes
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
 from autodist_py.timeline import Timeline
 
@@ -112,6 +114,7 @@ class Compiler:
             namespace: see Executor.
             examples: how many this worker is given in the step that is compiled for; None: not known.
         """
+        begin = time.perf_counter()
         strategy = self.served.at_home(strategy, variables)
         place = resolve(strategy.replicas, self._resources, worker=self.cluster.rank)
         if place.num_replicas > 1 and self.cluster.is_chief:
@@ -146,9 +149,21 @@ class Compiler:
             launches=program.launches,
             timeout=strategy.timeout_seconds,
             timeline=self._timeline if program.pace.is_together else None,
+            times=self._times(program, name),
         )
         if messages is not None and program.pace.is_together:
             weakref.finalize(step, messages.close)
+        _log.info(
+            "%s: compiled in %.1f s for %d replicas on %d workers: %d variables, %d of them on servers or in shards, "
+            "%d collectives a step",
+            name,
+            time.perf_counter() - begin,
+            place.num_replicas,
+            self.cluster.num_workers,
+            len(item.variables),
+            len(program.held),
+            len(program.launches),
+        )
         return step
 
     def alone(
@@ -295,6 +310,13 @@ class Compiler:
         yield from strategy.replaced
         for variable, reason in program.left_whole.items():
             yield f"'{variable}' is trained whole: {reason}"
+
+    def _times(self, program: CompiledProgram, name: str) -> StepTimes | None:
+        """What measures the chief's steps of a program that trains, where all workers take them together."""
+        is_measured = self.cluster.is_chief and self.cluster.num_workers > 1 and self._timeline is None
+        if not (is_measured and program.pace.is_together and program.item.gradients):
+            return None
+        return StepTimes(self.cluster.num_workers, lambda line: _log.warning("%s: %s", name, line))
 
     def _chiefs(self, what: str, value: str) -> str:
         """The chief's `value`. It is asked for in each program: what others would make of theirs may differ."""

@@ -17,6 +17,7 @@ from autodist_py.runtime.homes import Homes
 from autodist_py.runtime.input_check import SAME_DATA_ADVICE, InputCheck
 from autodist_py.runtime.parameter_server import Messages
 from autodist_py.served import ServedCopies
+from autodist_py.step_times import StepTimes
 from autodist_py.timeline import Timeline
 
 
@@ -34,6 +35,7 @@ class StepProgram:
         launches: Sequence[Launch] = (),
         timeout: float = 0.0,
         timeline: Timeline | None = None,
+        times: StepTimes | None = None,
     ):
         """A program whose collectives are `launches`, in their order, in which a step waits so long for others.
 
@@ -45,6 +47,7 @@ class StepProgram:
         self._cluster = cluster
         self._check_inputs = check_inputs
         self._timeline = timeline
+        self._times = times
         self._waits = {op: launch.what for launch in launches for op in launch.ops}
         whats = sorted({launch.what for launch in launches}, key=lambda what: ("gradients" not in what, what))
         one = f" (one of its {len(whats)} collectives)" if len(whats) > 1 else ""
@@ -71,7 +74,8 @@ class StepProgram:
         if self._timeline is not None:
             self._timeline.before_step()
         try:
-            results = self._executor.run(feeds)
+            with nullcontext() if self._times is None else self._times.step():
+                results = self._executor.run(feeds)
         except tf.errors.OpError as error:
             where = self._where(error)
             self._cluster.stopped_in(where)

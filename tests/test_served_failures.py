@@ -59,7 +59,7 @@ def killed(builder: StrategyBuilder, victim: int, folder: str) -> None:
 def test_a_killed_worker_or_server_ends_the_run_with_its_cause(
     cluster: Cluster, builder: StrategyBuilder, tmp_path: Path
 ) -> None:
-    with pytest.raises(CaseFailedError, match=r"worker 1 \(127.0.0.2\) ended .*: killed by SIGKILL"):
+    with pytest.raises(CaseFailedError, match=r"worker 1 \(127.0.0.2\) ended, .*: killed by SIGKILL"):
         cluster.run(killed, builder=builder, victim=1, folder=str(tmp_path))
     at = {path.name: float(path.read_text()) for path in tmp_path.iterdir()}
     assert at.keys() == {"worker-0", "worker-1", "worker-2"}
@@ -200,7 +200,7 @@ def test_a_run_may_go_on_without_a_worker_that_serves_nothing(tmp_path: Path, lo
     assert ended.returncode == 0, output
     (applied,) = set(re.findall(r"worker [01] has (-?\d+)", output))
     assert -int(applied) == 2 * 201 + 6, output
-    assert re.search(r"worker 2 \(127.0.0.3\) ended .*killed by SIGKILL.*The others go on without it", output)
+    assert re.search(r"worker 2 \(127.0.0.3\) ended, .*killed by SIGKILL.*The others go on without it", output)
 
 
 STATEFUL = """

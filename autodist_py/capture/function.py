@@ -28,6 +28,9 @@ from autodist_py.kernel.names import op_of, parse, unique_names
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Output
 
+_SOME_EXAMPLES = 16
+"""As many as most ways to cut a batch into equal parts can do with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Argument:
@@ -148,12 +151,33 @@ class _Trace:
             refusal = _refusal(error)
             if refusal is not None:
                 raise refusal from error
-            if "None" in str(error) and any(argument.batched for argument in self.arguments):
+            if "None" in str(error) and self._is_traced_with_known_sizes(structure):
                 error.add_note(
                     "autodist_py traces a step for any batch size: the first dimension of a batched argument is None "
                     "(`x.shape[0]`); `tf.shape(x)[0]` is the number of examples."
                 )
             raise
+
+    def _is_traced_with_known_sizes(self, structure: Any) -> bool:
+        """Whether the body fails only because it does not know how many examples there are."""
+        if not any(argument.batched for argument in self.arguments):
+            return False
+        graph = tf_adapter.FuncGraph("known_sizes")
+        with graph.as_default():
+            sizes = [
+                [_SOME_EXAMPLES, *argument.spec.shape[1:]] if argument.batched else argument.spec.shape
+                for argument in self.arguments
+            ]
+            placeholders = [
+                tf.compat.v1.placeholder(argument.spec.dtype, size)
+                for argument, size in zip(self.arguments, sizes, strict=True)
+            ]
+        args, kwargs = _filled(structure, placeholders)
+        try:
+            tf_adapter.trace(self._function, graph, args, kwargs, autograph=self._autograph)
+        except Exception:  # It fails anyway: the error is the script's.
+            return False
+        return True
 
     @contextmanager
     def _recording(self) -> Iterator[None]:

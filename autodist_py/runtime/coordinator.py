@@ -31,6 +31,9 @@ _EXIT_CODE_SECONDS = 3.0
 
 _CHIEF = 0
 
+_UNTOLD = ("ended", "stopped answering")
+"""What becomes of a worker without its saying at which step."""
+
 
 @dataclass(slots=True)
 class _Round:
@@ -105,6 +108,7 @@ class Coordinator:
         self._released: dict[int, str] = {}
         self._rounds: dict[str, deque[_Round]] = {}
         self._announcements = Announcements()
+        self._objects = 1
 
     # -- What workers ask ---------------------------------------------------------------------------------------------
 
@@ -243,6 +247,11 @@ class Coordinator:
             others = [self._steps.get(rank, 0) for rank in range(1, len(self._addresses)) if rank not in self._lost]
             self._announcements.add(step, key, value, reached=others)
             self._changed.notify_all()
+
+    def counts_on(self) -> None:
+        """The script has made another AutoDist: steps are counted over all of them."""
+        with self._changed:
+            self._objects += 1
 
     def begins(self, step: int) -> None:
         """The chief begins a step: who hears at an earlier one need not wait for it."""
@@ -419,7 +428,15 @@ class Coordinator:
         return max(0.0, min([self._reports.period, *(each - time.monotonic() for each in until)]))
 
     def _told(self, rank: int, event: str, detail: str) -> str:
-        return f"worker {rank} ({self._addresses[rank]}) {event} {self._when(rank)}: {detail}"
+        joined = rank in self._servers
+        when = self._last_heard(rank) if joined and event in _UNTOLD else f" {self._when(rank)}"
+        return f"worker {rank} ({self._addresses[rank]}) {event}{when}: {detail}"
+
+    def _last_heard(self, rank: int) -> str:
+        """Where a worker was that has not said so itself: as of its last heartbeat, and where the chief is."""
+        chiefs = self._steps.get(_CHIEF, 0)
+        chief = f", when the chief is at step {chiefs}" if chiefs > self._steps.get(rank, 0) else ""
+        return f", last heard of {self._when(rank)}{chief}"
 
     def _goes_on_without(self, rank: int, event: str, detail: str) -> bool:
         """Whether the run does; then the worker is lost. A step of all workers does not."""
@@ -438,7 +455,8 @@ class Coordinator:
         if rank not in self._servers:
             return "before it joined"
         step = self._steps.get(rank)
-        return f"at step {step}" if step else "before its first step"
+        together = f" of its {self._objects} AutoDist objects" if self._objects > 1 else ""
+        return f"at step {step}{together}" if step else "before its first step"
 
     def _release(self, rank: int, need: str) -> _Leaver:
         """The run is to fail as `rank` has left: by its exit code when there is one soon, else as others need it."""

@@ -162,6 +162,8 @@ class WorkerCluster:
                 "Use the same spec for every AutoDist of a script, or another process."
             )
         self._require_member()
+        if self._chief is not None:
+            self._chief.coordinator.counts_on()
 
     # -- Together with the others -------------------------------------------------------------------------------------
 

@@ -190,6 +190,13 @@ def test_an_error_of_the_users_code_is_the_users_with_a_hint_on_the_batch_dimens
     assert any("for any batch size" in note for note in raised.value.__notes__)
 
 
+@pytest.mark.parametrize("wrong", [lambda x: x + None, lambda x: tf.reshape(x, [None, 2])])
+def test_an_error_that_has_nothing_to_do_with_the_batch_has_no_hint_on_it(wrong):
+    with pytest.raises((TypeError, ValueError)) as raised:
+        capture(wrong, batch())
+    assert not any("for any batch size" in note for note in getattr(raised.value, "__notes__", []))
+
+
 def test_the_step_may_be_a_tf_function_and_is_traced_through_autograph():
     @tf.function
     def step(x):

@@ -344,7 +344,7 @@ def test_when_a_host_is_cut_off_all_raise_and_name_who_is_missing_and_the_group(
         lab.do("heal", str(host))
 
     limit = f"{heartbeat:g} s" if heartbeat < timeout else f"{timeout:g} s, with timeout_seconds {timeout:g}"
-    silent = rf"worker {host or '[12]'} \(.*\) stopped answering .*: no heartbeat for {limit}"
+    silent = rf"worker {host or '[12]'} \(.*\) stopped answering, .*: no heartbeat for {limit}"
     lost = r"worker 0 \(10.77.0.1\), the chief, is lost: its coordinator does not answer"
     group = "dense gradients of weights"
     waits = "waited for it to combine" if engine == "AUTO" else "(waited for it to combine|was in a step that combines)"

@@ -77,7 +77,7 @@ def test_a_worker_that_exits_with_a_code_ends_the_run(start):
     """)
 
     assert run.end(END_SECONDS + 80) == 1, run.text
-    assert run.causes == {0: "worker 1 (127.0.0.2) ended at step 1: exit code 3; see its output above"}
+    assert run.causes == {0: "worker 1 (127.0.0.2) ended, last heard of at step 1: exit code 3; see its output above"}
 
 
 def test_a_killed_worker_ends_a_run_that_waits_in_a_collective(start):
@@ -95,7 +95,7 @@ def test_a_killed_worker_ends_a_run_that_waits_in_a_collective(start):
 
     assert run.end(END_SECONDS) == 1, run.text
     assert run.causes == {
-        0: "worker 1 (127.0.0.2) ended before its first step: killed by SIGKILL; see its output above"
+        0: "worker 1 (127.0.0.2) ended, last heard of before its first step: killed by SIGKILL; see its output above"
     }
 
 
@@ -109,7 +109,9 @@ def test_a_worker_that_hangs_ends_the_run(start):
     os.kill(run.pids[1], signal.SIGSTOP)
 
     assert run.end(END_SECONDS) == 1, run.text
-    assert run.causes == {0: "worker 1 (127.0.0.2) stopped answering before its first step: no heartbeat for 5 s"}
+    assert run.causes == {
+        0: "worker 1 (127.0.0.2) stopped answering, last heard of before its first step: no heartbeat for 5 s"
+    }
 
 
 @pytest.mark.parametrize(

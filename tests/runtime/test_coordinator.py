@@ -96,9 +96,12 @@ def test_what_a_launcher_knows_of_an_end_is_the_cause():
 @pytest.mark.parametrize(
     ("exit_code", "cause"),
     [
-        (3, "worker 1 (127.0.0.2) ended before its first step: exit code 3; see its output above"),
-        (-9, "worker 1 (127.0.0.2) ended before its first step: killed by SIGKILL; see its output above"),
-        (0, "worker 1 (127.0.0.2) ended before its first step: exit code 0; see its output above"),
+        (3, "worker 1 (127.0.0.2) ended, last heard of before its first step: exit code 3; see its output above"),
+        (
+            -9,
+            "worker 1 (127.0.0.2) ended, last heard of before its first step: killed by SIGKILL; see its output above",
+        ),
+        (0, "worker 1 (127.0.0.2) ended, last heard of before its first step: exit code 0; see its output above"),
     ],
 )
 def test_a_process_that_ends_before_all_have_left_ends_the_run(exit_code, cause):
@@ -133,7 +136,7 @@ def test_a_script_that_fails_after_all_have_left_is_still_a_failure():
 
     coordinator.process_ended(1, 3)
 
-    assert coordinator.cause == "worker 1 (127.0.0.2) ended at step 3: exit code 3; see its output above"
+    assert coordinator.cause == "worker 1 (127.0.0.2) ended, last heard of at step 3: exit code 3; see its output above"
 
 
 def test_waiting_for_one_that_has_left_ends_the_run_with_its_exit_code():
@@ -146,7 +149,7 @@ def test_waiting_for_one_that_has_left_ends_the_run_with_its_exit_code():
 
     threading.Thread(target=leave_and_exit).start()
 
-    with pytest.raises(WorkerFailedError, match=r"worker 1 \(127.0.0.2\) ended at step 5: exit code 3"):
+    with pytest.raises(WorkerFailedError, match=r"worker 1 \(127.0.0.2\) ended, last heard of at step 5: exit code 3"):
         exchange(coordinator, 0, "k")
 
 
@@ -164,7 +167,9 @@ def test_a_step_that_one_did_not_reach_ends_the_run_with_its_exit_code_at_once()
     while (cause := coordinator.heartbeat(0, 6).cause) is None and time.monotonic() < begun + 5:
         pass
 
-    assert str(cause).startswith("worker 1 (127.0.0.2) ended at step 5: exit code 3")
+    assert str(cause).startswith(
+        "worker 1 (127.0.0.2) ended, last heard of at step 5, when the chief is at step 6: exit code 3"
+    )
     assert time.monotonic() - begun < 2.0
 
 
@@ -265,3 +270,21 @@ def test_workers_that_step_apart_may_leave_before_others_have_gone_as_far():
     for rank in (0, 1):
         threading.Thread(target=coordinator.leave, args=(rank, 10)).start()
     leaving.result(5)
+
+
+def test_steps_that_several_objects_of_a_script_count_together_are_said_to_be_so():
+    coordinator = joined()
+    coordinator.counts_on()
+    cause = coordinator.abort(1, "failed", detail="why", step=7)
+    assert cause == "worker 1 (127.0.0.2) failed at step 7 of its 2 AutoDist objects: why"
+
+
+def test_of_a_worker_that_was_killed_nothing_is_said_but_what_is_known():
+    coordinator = joined()
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(coordinator.heartbeat, 1, 1)
+        until(lambda: coordinator._steps.get(1) == 1)
+        coordinator.begins(20)
+        coordinator.process_ended(1, -9)
+    assert coordinator.cause is not None
+    assert "ended, last heard of at step 1, when the chief is at step 20: killed by SIGKILL" in coordinator.cause

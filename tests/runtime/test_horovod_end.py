@@ -75,9 +75,9 @@ WAITED = (
 @pytest.mark.parametrize(
     ("number", "timeout", "words"),
     [
-        (signal.SIGKILL, 0.0, "ended .*: killed by SIGKILL; see its output above"),
-        (signal.SIGSTOP, 2.0, "stopped answering .*: no heartbeat for 2 s, with timeout_seconds 2"),
-        pytest.param(signal.SIGSTOP, 0.0, "stopped answering .*: no heartbeat for 5 s", marks=pytest.mark.slow),
+        (signal.SIGKILL, 0.0, "ended, .*: killed by SIGKILL; see its output above"),
+        (signal.SIGSTOP, 2.0, "stopped answering, .*: no heartbeat for 2 s, with timeout_seconds 2"),
+        pytest.param(signal.SIGSTOP, 0.0, "stopped answering, .*: no heartbeat for 5 s", marks=pytest.mark.slow),
     ],
     ids=["killed", "stopped-timeout", "stopped"],
 )

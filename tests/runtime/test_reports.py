@@ -73,7 +73,11 @@ def test_a_silent_worker_ends_the_run(clock):
     until_failed(clock, coordinator, lambda: coordinator.heartbeat(0, 4))
 
     assert coordinator.check_heartbeats() == [1]
-    assert coordinator.cause == "worker 1 (127.0.0.2) stopped answering before its first step: no heartbeat for 0.3 s"
+    assert (
+        coordinator.cause
+        == "worker 1 (127.0.0.2) stopped answering, last heard of before its first step, when the chief is at step 4: "
+        "no heartbeat for 0.3 s"
+    )
 
 
 @pytest.mark.parametrize("step", [7, 8], ids=["before the step", "in the step"])
@@ -84,8 +88,10 @@ def test_who_is_silent_while_others_wait_is_lost_after_the_limit(clock, step):
     took = until_failed(clock, coordinator, lambda: coordinator.heartbeat(0, 8, Waits(8, 0.6, W)))
 
     assert 0.6 + STOPPING < took < 0.6 + STOPPING + 3 * HEARTBEAT
+    chief = ", when the chief is at step 8" if step < 8 else ""
     assert coordinator.cause == (
-        f"worker 1 (127.0.0.2) stopped answering at step {step}: no heartbeat for 0.6 s, with timeout_seconds 0.6, "
+        f"worker 1 (127.0.0.2) stopped answering, last heard of at step {step}{chief}: "
+        f"no heartbeat for 0.6 s, with timeout_seconds 0.6, "
         f"{AT_LAST.format(0, ADDRESSES[0])}"
     )
 
@@ -124,8 +130,8 @@ def test_a_heartbeat_that_is_shorter_than_the_limit_rules(clock):
     until_failed(clock, coordinator, lambda: coordinator.heartbeat(0, 8, Waits(8, 60.0, W)))
 
     assert coordinator.cause == (
-        "worker 1 (127.0.0.2) stopped answering before its first step: no heartbeat for 0.3 s, "
-        + AT_LAST.format(0, ADDRESSES[0])
+        "worker 1 (127.0.0.2) stopped answering, last heard of before its first step, when the chief is at step 8: "
+        "no heartbeat for 0.3 s, " + AT_LAST.format(0, ADDRESSES[0])
     )
 
 
@@ -166,7 +172,10 @@ def test_who_waits_for_a_silent_worker_in_an_earlier_step_is_not_the_one_that_is
 
     until_failed(clock, coordinator, beat)
 
-    assert str(coordinator.cause).startswith("worker 2 (127.0.0.3) stopped answering at step 7: no heartbeat for 0.5 s")
+    assert str(coordinator.cause).startswith(
+        "worker 2 (127.0.0.3) stopped answering, last heard of at step 7, when the chief is at step 8: "
+        "no heartbeat for 0.5 s"
+    )
 
 
 def test_who_is_late_is_not_taken_while_another_misses_its_heartbeats(clock):
@@ -179,7 +188,7 @@ def test_who_is_late_is_not_taken_while_another_misses_its_heartbeats(clock):
 
     until_failed(clock, coordinator, beat)
 
-    assert str(coordinator.cause).startswith("worker 2 (127.0.0.3) stopped answering at step 7")
+    assert str(coordinator.cause).startswith("worker 2 (127.0.0.3) stopped answering, last heard of at step 7")
 
 
 @pytest.mark.parametrize("end", ["lost", "left"])
@@ -312,7 +321,10 @@ def test_the_cause_says_in_which_collective_another_was_stopped():
     coordinator = waited_for()
     suspicion = coordinator.heartbeat(0, 8, Waits(8, 0.0, "dense gradients of v, w")).suspicion
 
-    assert suspicion == "worker 1 (127.0.0.2) ended before its first step: killed by SIGKILL; see its output above"
+    assert (
+        suspicion == "worker 1 (127.0.0.2) ended, last heard of before its first step, when the chief is at step 8: "
+        "killed by SIGKILL; see its output above"
+    )
     cause = coordinator.heartbeat(0, 8, Waits(8, 0.0, "", W)).cause
     assert cause == f"{suspicion}, while worker 0 (127.0.0.1) waited for it to combine dense gradients of w"
     assert coordinator.abort(1, "failed", detail="later", step=9) == cause
@@ -378,8 +390,8 @@ def test_who_waits_outside_of_a_step_does_not_keep_others_from_saying_where_they
         coordinator.heartbeat(0, 8, Waits(8, 0.0, "", W))
 
         assert str(waiting.exception(5)) == (
-            "worker 1 (127.0.0.2) ended at step 7: exit code 3; see its output above, "
-            + STOPPED.format(0, ADDRESSES[0])
+            "worker 1 (127.0.0.2) ended, last heard of at step 7, when the chief is at step 8: "
+            "exit code 3; see its output above, " + STOPPED.format(0, ADDRESSES[0])
         )
 
 
@@ -395,6 +407,7 @@ def test_a_run_does_not_go_on_without_a_worker_that_a_step_of_all_needs(clock):
     until_failed(clock, coordinator, lambda: coordinator.heartbeat(0, 8, Waits(8, 0.0, W)))
 
     assert str(coordinator.cause).startswith(
-        "worker 1 (127.0.0.2) ended before its first step: killed by SIGKILL; see its output above; the others went on "
+        "worker 1 (127.0.0.2) ended, last heard of before its first step, when the chief is at step 8: "
+        "killed by SIGKILL; see its output above; the others went on "
         "without it, and now need it, while worker 0 (127.0.0.1) was in a step"
     )

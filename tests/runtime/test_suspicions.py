@@ -95,7 +95,7 @@ def test_nobodys_word_is_waited_for_when_all_have_left() -> None:
         list(threads.map(lambda rank: coordinator.leave(rank, 7), (0, 1)))
     coordinator.process_ended(1, 3)
 
-    assert coordinator.cause == "worker 1 (127.0.0.2) ended at step 7: exit code 3; see its output above"
+    assert coordinator.cause == "worker 1 (127.0.0.2) ended, last heard of at step 7: exit code 3; see its output above"
 
 
 def test_the_first_that_is_missing_is_the_cause() -> None:
@@ -117,7 +117,9 @@ def test_who_waits_for_one_that_has_left_is_freed_by_its_exit_code() -> None:
         coordinator.process_ended(1, 3)
         for _ in range(2):
             coordinator.heartbeat(0, 7)
-        with pytest.raises(WorkerFailedError, match=r"worker 1 \(127.0.0.2\) ended at step 7: exit code 3"):
+        with pytest.raises(
+            WorkerFailedError, match=r"worker 1 \(127.0.0.2\) ended, last heard of at step 7: exit code 3"
+        ):
             waiting.result(5)
 
 
@@ -131,7 +133,9 @@ def test_the_end_of_a_lost_workers_process_is_no_news() -> None:
     coordinator.check_heartbeats()
     suspicion = coordinator.heartbeat(0, 8, Waits(8, 0.0, W)).suspicion
     assert suspicion is not None
-    assert suspicion.startswith("worker 1 (127.0.0.2) ended at step 7: killed by SIGKILL")
+    assert suspicion.startswith(
+        "worker 1 (127.0.0.2) ended, last heard of at step 7, when the chief is at step 8: killed by SIGKILL"
+    )
 
 
 @pytest.mark.parametrize("is_seen_to_end", [True, False])

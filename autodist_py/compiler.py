@@ -287,15 +287,11 @@ class Compiler:
         name: str,
         namespace: str,
     ) -> Executor:
-        devices = [replica.device for replica in program.place.local_replicas]
-        on_further = {bound.variable for bound in program.variables if bound.replica}
-        copies = {
-            (variable_name, position): copy
-            for variable_name, variable in variables.items()
-            for position, copy in enumerate(
-                self._copies.of(variable, devices) if variable_name in on_further else [variable]
-            )
-        }
+        copies = {(name, 0): variable for name, variable in variables.items()}
+        for bound in program.variables:
+            if bound.replica:
+                own = variables[bound.variable]
+                copies[bound.variable, bound.replica] = self._copies.of(own, bound.replica, bound.device)
         return Executor(program, copies, state, name=name.replace("/", "_"), namespace=namespace)
 
     def _otherwise(self, program: CompiledProgram, strategy: Strategy) -> Iterator[str]:

@@ -119,10 +119,10 @@ class _Replicas:
         devices = [CPU] * count
         place = Place(0, tuple(Replica(index, 0, device) for index, device in enumerate(devices)))
         self._copies = Copies()
-        variables = {
-            (variable_name, position): copy
+        variables = {(variable_name, 0): variable for variable_name, variable in captured.variables.items()} | {
+            (variable_name, position): self._copies.of(variable, position, CPU)
             for variable_name, variable in captured.variables.items()
-            for position, copy in enumerate(self._copies.of(variable, devices))
+            for position in range(1, count)
         }
         program = compile(captured.item, strategy, place)
         self._executor = Executor(program, variables, captured.state, name=name.replace("/", "_"))

@@ -46,11 +46,12 @@ PASSES: tuple[Pass, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class BoundVariable:
-    """A variable handle of the compiled graph: its op, the variable it stands for, and whose copy (local replica)."""
+    """A variable handle of the compiled graph: its op and device, the variable, and whose copy (local replica)."""
 
     op: str
     variable: str
     replica: int
+    device: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +179,10 @@ def _bound(program: Program) -> Iterator[BoundVariable]:
         for handle in handles:
             op = on_replica(replica, handle)
             if op not in asked or users[op] or op in served:
-                yield BoundVariable(op, handle, replica)
+                yield BoundVariable(op, handle, replica, program.graph.nodes[op].device)
     position = program.place.all_workers.index(program.place.worker)
     for memory in program.memories:
-        yield BoundVariable(memory.op, memory.part(position), 0)
+        yield BoundVariable(memory.op, memory.part(position), 0, program.graph.nodes[memory.op].device)
 
 
 def _shards(program: Program, memory: Memory) -> Shards:

@@ -1,16 +1,24 @@
 """Variables on parameter servers, through every door: equal to one device."""
 
+import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
-from tests.cluster_pool import SHAPES, THREE_WORKERS, TWO_WORKERS, UNEVEN_WORKERS, Cluster
+from autodist_py.proto.graph_item import GraphItem
+from autodist_py.proto.resource_spec import ResourceSpec
+from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer
+from tests.cluster_pool import SHAPES, THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, UNEVEN_WORKERS, Cluster
 from tests.cluster_pool import same_on_all_workers as same
 from tests.fit_oracle import VALIDATION, WEIGHTS, X, Y, compare, compiled, fitted
-from tests.oracle import GraphTraining, Parts, Values, compare_function, compare_graph
+from tests.oracle import GraphTraining, Parts, Training, Values, compare_function, compare_graph
 from tests.oracle_programs import (
     FUNCTION_FAMILIES,
     GRAPH_FAMILIES,
@@ -19,6 +27,7 @@ from tests.oracle_programs import (
     batches,
     graph_program,
     graph_weights,
+    initial_values,
     placeholders,
     predict,
     squared_error,
@@ -103,6 +112,87 @@ def train_decaying(optimizer: str, strategy: str) -> Values:
 )
 def test_a_rate_that_is_made_of_the_number_of_steps(cluster: Cluster, optimizer: str, strategy: str) -> None:
     same(cluster.run(train_decaying, optimizer=optimizer, strategy=strategy))
+
+
+def legacy(seed: int) -> Training:
+    """As TF2's first Keras trained: its optimizers put a slot, and its update, on the device of the variable."""
+    weights = {name: tf.Variable(value, name=name) for name, value in initial_values("both", seed).items()}
+    optimizer = tf_keras.optimizers.legacy.Adam(0.05)
+
+    def step(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = squared_error(predict(weights, [x, ids]), y)
+        variables = list(weights.values())
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    return Training(step, lambda: weights)
+
+
+def on_cpu() -> GraphTraining:
+    """As word2vec scripts put their table, whatever the machine has."""
+    words, context = (tf.compat.v1.placeholder(tf.int64, shape) for shape in ([None], [None, 1]))
+    with tf.device("/cpu:0"):
+        table = tf.compat.v1.get_variable("table", initializer=initial_values("sparse", 1)["table"])
+        embedded = tf.nn.embedding_lookup(table, words)
+    scores = tf.compat.v1.get_variable("scores", initializer=initial_values("sparse", 2)["table"])
+    logits = tf.matmul(embedded, scores, transpose_b=True)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.squeeze(context, 1), logits)
+    loss = tf.reduce_mean(losses)
+    update = tf.compat.v1.train.MomentumOptimizer(0.5, 0.9).minimize(loss)
+    return GraphTraining([words, context], update, {"loss": loss})
+
+
+def train_placed(door: str, strategy: str) -> Values:
+    options = {"strategy_builder": WHOLE[strategy]}
+    if door == "function":
+        return compare_function(legacy, batches("both"), autodist=options)
+    rng = np.random.default_rng(0)
+    words = [(rng.integers(0, 7, 6), rng.integers(0, 7, (6, 1))) for _ in range(3)]
+    return compare_graph(on_cpu, words, autodist=options)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "door", "strategy"),
+    [
+        pytest.param(shape, door, strategy, id=f"{shape.name}-{door}-{strategy}")
+        for shape, door, strategy in itertools.product(
+            [TWO_REPLICAS, UNEVEN_WORKERS], ["function", "graph"], ["balanced", "mixed"]
+        )
+    ],
+    indirect=["cluster"],
+    scope="module",
+)
+def test_what_programs_place_by_hand_is_where_its_variable_is(cluster: Cluster, door: str, strategy: str) -> None:
+    same(cluster.run(train_placed, door=door, strategy=strategy))
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """AllReduce over some of the cluster's devices, by their numbers."""
+
+    numbers: tuple[int, ...]
+    spec: str
+
+    def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
+        devices = [device for node in resources.workers for device in node.replica_devices]
+        nodes = (Node(variable.name, AllReduceSynchronizer(self.spec)) for variable in item.trainable_variables)
+        return Strategy(tuple(nodes), tuple(devices[number] for number in self.numbers))
+
+
+def train_on_others_in_turn(spec: str) -> list[Values]:
+    program = FUNCTION_FAMILIES["hand-written"]("dense", "sgd", clip=False)
+    turns = [(0, 1, 2), (0, 2), (1, 2), (0, 1, 2)]
+    return [
+        compare_function(program, batches("dense")[:2], autodist={"strategy_builder": Replicas(numbers, spec)})
+        for numbers in turns
+    ]
+
+
+@pytest.mark.parametrize("cluster", [UNEVEN_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module")
+@pytest.mark.parametrize("spec", ["RING", "AUTO"])
+def test_one_autodist_after_another_may_have_other_replicas(cluster: Cluster, spec: str) -> None:
+    same(cluster.run(train_on_others_in_turn, spec=spec))
 
 
 def train_parts(strategy: str, sizes: list[tuple[int, ...]], sum_duplicates: bool) -> Values:

@@ -237,7 +237,9 @@ class _VariableUses:
             yield
 
     def _on_use(self, variable: Any) -> None:
-        self.by_handle[id(variable._handle)] = variable
+        known = self.by_handle.get(id(variable._handle))
+        if known is None or tf_adapter.is_lazy_read(known):
+            self.by_handle[id(variable._handle)] = variable
 
     def _keras_paths(self, keras: Any) -> Any:
         original = keras.Variable.value

@@ -95,6 +95,11 @@ def _flatten_up_to(sources: Any, gradients: Any) -> list[Any]:
     return func_graph_module.nest.flatten_up_to(sources, gradients)
 
 
+def is_lazy_read(variable: Any) -> bool:
+    """Whether `variable` is what an assignment returns: it reads the variable when it is used, by its handle."""
+    return isinstance(variable, variable_ops._UnreadVariable)
+
+
 @contextmanager
 def handle_uses(on_use: Callable[[Any], None]) -> Iterator[None]:
     """`on_use(variable)` is called whenever an op is made on a variable."""

@@ -4,8 +4,6 @@ They hold nothing between steps: each step begins by assigning them the user's v
 with a value of the right shape, because ops in loops' gradients read a variable's shape before anything is assigned.
 """
 
-from collections.abc import Sequence
-
 import tensorflow as tf
 
 from autodist_py import tf_adapter
@@ -16,15 +14,16 @@ class Copies:
     """The copies that one AutoDist object keeps; those of a variable go when it does."""
 
     def __init__(self) -> None:
-        self._copies: Kept[list[tf.Variable]] = Kept()
+        self._copies: Kept[dict[tuple[int, str], tf.Variable]] = Kept()
 
-    def of(self, variable: tf.Variable, devices: Sequence[str]) -> list[tf.Variable]:
-        """`variable` itself for the first of `devices`, and its copy on each further one; made when first asked for."""
-        if len(devices) == 1:
-            return [variable]
+    def of(self, variable: tf.Variable, replica: int, device: str) -> tf.Variable:
+        """The copy of `variable` for a further replica, on the device; made when first asked for."""
         if variable not in self._copies:
-            self._copies[variable] = [_copy(variable, device) for device in devices[1:]]
-        return [variable, *self._copies[variable]]
+            self._copies[variable] = {}
+        own = self._copies[variable]
+        if (replica, device) not in own:
+            own[replica, device] = _copy(variable, device)
+        return own[replica, device]
 
     def clear(self) -> None:
         """Let go of all copies."""

@@ -6,20 +6,17 @@ the network once), one per replica where the whole ring is asked for.
 """
 
 import math
+import zlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from typing import NamedTuple, cast
 
 import tensorflow as tf
 
 from autodist_py.kernel import horovod_adapter
 from autodist_py.kernel.cross_device_ops.words import numbers_of, words_of
-from autodist_py.kernel.device import Place
+from autodist_py.kernel.device import Place, is_gpu
 from autodist_py.kernel.tf_adapter import Group, all_gather, all_reduce, broadcast_receive, broadcast_send
-
-WORKERS_GROUP = 1
-"""Group key of one device per worker."""
-REPLICAS_GROUP = 2
-"""Group key of all replicas."""
 
 RING, NCCL = "ring", "nccl"
 """The engines of TensorFlow's collectives, as it names them; NCCL's reduces on GPUs, and does nothing else here."""
@@ -99,7 +96,8 @@ class Collectives:
                 total = horovod_adapter.all_reduce(value, f"horovod_{self._take_keys()}")
             self._launched(total, by_name=True)
             return total
-        total = all_reduce(value, self._workers_group(self._take_keys(), hint))
+        with self._where(value):
+            total = all_reduce(value, self._workers_group(value, self._take_keys(), hint))
         self._launched(total)
         return total
 
@@ -107,7 +105,8 @@ class Collectives:
         """The sum over all replicas, each of which is a member of one ring, or of what the engine `hint` makes."""
         if values[0].shape.num_elements() == 0:
             return list(values)
-        group = Group(self.place.num_replicas, REPLICAS_GROUP, self._take_keys(), hint)
+        members = [(replica.worker, replica.device) for replica in self.place.replicas]
+        group = Group(self.place.num_replicas, group_key(members), self._take_keys(), hint)
         sums = []
         for replica, value in zip(self.place.local_replicas, values, strict=True):
             with tf.device(replica.device):
@@ -159,9 +158,10 @@ class Collectives:
             return value
         if value.dtype == tf.bfloat16:  # Reductions carry it, broadcasts do not.
             return tf.bitcast(self.broadcast(tf.bitcast(value, tf.float16)), tf.bfloat16)
-        own, group = tf.cast(value, CARRIED[value.dtype]), self._workers_group(self._take_keys())
+        own, group = tf.cast(value, CARRIED[value.dtype]), self._workers_group(value, self._take_keys())
         is_first = self.place.worker == self.place.workers[0]
-        received = broadcast_send(own, group) if is_first else broadcast_receive(own.shape, own.dtype, group)
+        with self._where(value):
+            received = broadcast_send(own, group) if is_first else broadcast_receive(own.shape, own.dtype, group)
         self._launched(received)
         return tf.cast(tf.ensure_shape(received, value.shape), value.dtype)
 
@@ -169,12 +169,29 @@ class Collectives:
         if value.shape[1:].num_elements() == 0:
             rows = tf.shape(value)[:1] * self.num_workers
             return tf.zeros(tf.concat([rows, value.shape[1:]], axis=0), value.dtype)
-        everyone = all_gather(value, self._workers_group(key))
+        with self._where(value):
+            everyone = all_gather(value, self._workers_group(value, key))
         self._launched(everyone)
         return everyone
 
-    def _workers_group(self, key: int | tf.Tensor, hint: str = RING) -> Group:
-        return Group(self.num_workers, WORKERS_GROUP, key, hint)
+    def _workers_group(self, value: tf.Tensor, key: int | tf.Tensor, hint: str = RING) -> Group:
+        """One member per worker: its first GPU, where the value is on a GPU, else its host."""
+        members = {replica.worker: self.place.host for replica in self.place.replicas}
+        if is_gpu(value.device):
+            members = {replica.worker: replica.device for replica in reversed(self.place.replicas)}
+        return Group(self.num_workers, group_key(sorted(members.items())), key, hint)
+
+    def _where(self, value: tf.Tensor) -> AbstractContextManager[None]:
+        """This worker's member of the group takes part there."""
+        return cast(AbstractContextManager[None], tf.device(value.device if is_gpu(value.device) else self.place.host))
+
+
+def group_key(members: Sequence[tuple[int, str]]) -> int:
+    """Names a group by its members, given by worker and device, on all of them alike.
+
+    TensorFlow keeps the members of a key for the life of the process, and refuses others under the same key.
+    """
+    return zlib.crc32(repr(list(members)).encode()) & 0x7FFFFFFF
 
 
 def _pad_rows(value: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

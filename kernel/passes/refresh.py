@@ -27,21 +27,22 @@ class Refresh:
         if program.num_local_replicas == 1:
             return program
         edits = Edits()
-        first, *further = program.place.local_replicas
         variables = [variable for variable in program.analysis.writes if variable not in program.shared]
-        handles = {on_replica(position, name) for position, _ in enumerate(further, start=1) for name in variables}
+        further = range(1, program.num_local_replicas)
+        handles = {on_replica(position, name) for position in further for name in variables}
         view = program.graph
         users = view.users(handles)
         for variable in variables:
-            dtype = view.nodes[on_replica(0, variable)].attr["dtype"]
+            first = view.nodes[on_replica(0, variable)]
+            dtype = first.attr["dtype"]
             read = _node("ReadVariableOp", _read(variable), first.device, dtype)
             read.input.append(on_replica(0, variable))
             edits.add([read])
             for writer in program.analysis.writes[variable]:
                 edits.add_control(on_replica(0, writer), read.name)
-            for position, replica in enumerate(further, start=1):
+            for position in further:
                 handle = on_replica(position, variable)
-                assign = _node("AssignVariableOp", _assign(variable, position), replica.device, dtype)
+                assign = _node("AssignVariableOp", _assign(variable, position), view.nodes[handle].device, dtype)
                 assign.input.extend([handle, read.name])
                 for user in users[handle]:
                     edits.add_control(user, assign.name)

@@ -9,7 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py.kernel.analysis import calling, random_ops
+from autodist_py.kernel.device import is_gpu
 from autodist_py.kernel.graph_view import (
+    PASSES_HANDLE,
     SEED_INPUT,
     SEEDED_RANDOM,
     SHOWS,
@@ -31,11 +33,11 @@ class Replicate:
 
     Requires: a verified single-device graph.
     Ensures: op `n` stands as `AutoDist-Replica-<i>/n` on replica i's device (an op that the user put on a CPU stays on
-        one), with the replica's own variables, control-flow frames and random streams; the stream of the cluster's
-        first replica is that of one device. What is stateful but shared (inputs, iterators, lookup tables) stands
-        once, under its own name. What shows something to the user (tf.print, summaries) does so on the cluster's first
-        replica only. Every op has a device, so colocation groups, some of whose ops are not part of the
-        program, are dropped.
+        one, and what reads or writes a variable is where the variable is), with the replica's own variables,
+        control-flow frames and random streams; the stream of the cluster's first replica is that of one device. What is
+        stateful but shared (inputs, iterators, lookup tables) stands once, under its own name. What shows something to
+        the user (tf.print, summaries) does so on the cluster's first replica only. Every op has a device, so colocation
+        groups, some of whose ops are not part of the program, are dropped.
     """
 
     name: ClassVar[str] = "replicate"
@@ -45,6 +47,7 @@ class Replicate:
         shared = _shared(view)
         seeded = calling(view, SEEDED_RANDOM | SEED_INPUT.keys())
         differing = random_ops(view) | {node.name for node in view.of_type(SHOWS)}
+        holders = _holders(view)
         nodes = [_once(view.nodes[name], program.place.host) for name in view.nodes if name in shared]
         functions: list[tf.compat.v1.NodeDef] = []
         for position, replica in enumerate(program.place.local_replicas):
@@ -52,7 +55,8 @@ class Replicate:
             for name, node in view.nodes.items():
                 if name in shared:
                     continue
-                moved = _moved(node, position, replica.device, shared)
+                moved = _moved(node, position, shared)
+                moved.device = _own_device(view.nodes[holders.get(name, name)], position, replica.device)
                 if replica.index and name in differing:
                     nodes += _own_streams([_silent(moved)], replica.index, renamed)
                 else:
@@ -85,7 +89,20 @@ def _once(original: tf.compat.v1.NodeDef, host: str) -> tf.compat.v1.NodeDef:
     return node
 
 
-def _moved(original: tf.compat.v1.NodeDef, position: int, device: str, shared: set[str]) -> tf.compat.v1.NodeDef:
+def _holders(view: GraphView) -> dict[str, str]:
+    """For each op that is given a variable's handle, and for the handle, the handle."""
+    found = {node.name: node.name for node in view.of_type({VARIABLE_OP})}
+    pending = list(found)
+    while pending:
+        holder = pending.pop()
+        for user in sorted(view.dataflow_consumers([holder]) - found.keys()):
+            found[user] = found[holder]
+            if view.nodes[user].op in PASSES_HANDLE:
+                pending.append(user)
+    return found
+
+
+def _moved(original: tf.compat.v1.NodeDef, position: int, shared: set[str]) -> tf.compat.v1.NodeDef:
     """A copy of `original` in local replica `position`."""
     node = copy.deepcopy(original)
     node.name = on_replica(position, original.name)
@@ -93,11 +110,20 @@ def _moved(original: tf.compat.v1.NodeDef, position: int, device: str, shared: s
     for index, name in enumerate(original.input):
         if op_of(name) not in shared:
             node.input[index] = on_replica(position, name)
-    if "CPU" not in original.device.upper():
-        node.device = device
     if "frame_name" in node.attr:
         node.attr["frame_name"].s = on_replica(position, node.attr["frame_name"].s.decode()).encode()
     return node
+
+
+def _own_device(original: tf.compat.v1.NodeDef, position: int, device: str) -> str:
+    """Where an op stands in local replica `position`, whose device is `device`, and where what reads or writes it does.
+
+    What the user put on a CPU stays on one: on the replica's own, if it has one. A variable of the first replica is the
+    user's own, and where the user put it.
+    """
+    is_on_cpu = "CPU" in original.device.upper()
+    is_users_own = position == 0 and original.op == VARIABLE_OP
+    return original.device if is_on_cpu and (is_users_own or is_gpu(device)) else device
 
 
 def _silent(node: tf.compat.v1.NodeDef) -> tf.compat.v1.NodeDef:

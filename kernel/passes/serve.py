@@ -96,7 +96,7 @@ def _first_replicas(program: Program, exchange: Exchange, scope: str, edits: Edi
     edits.add([ready])
     variables = {}
     for handle in exchange.refreshed:
-        read = read_of(program, handle, f"{scope}/{handle}", device, waits=[ready.name])
+        read = read_of(program, handle, f"{scope}/{handle}", waits=[ready.name])
         edits.add([read])
         variables[handle] = read.name
     tensors = {}

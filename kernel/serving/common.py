@@ -27,10 +27,11 @@ def first_writers(program: Program, exchange: Exchange) -> list[str]:
     return [on_replica(0, op) for op in writers]
 
 
-def read_of(program: Program, handle: str, name: str, device: str, *, waits: Sequence[str]) -> tf.compat.v1.NodeDef:
+def read_of(program: Program, handle: str, name: str, *, waits: Sequence[str]) -> tf.compat.v1.NodeDef:
     """An op that reads the first replica's variable after `waits`."""
-    node = tf.compat.v1.NodeDef(name=name, op="ReadVariableOp", device=device)
-    node.input.extend([on_replica(0, handle), *(f"^{other}" for other in waits)])
+    own = on_replica(0, handle)
+    node = tf.compat.v1.NodeDef(name=name, op="ReadVariableOp", device=program.graph.nodes[own].device)
+    node.input.extend([own, *(f"^{other}" for other in waits)])
     node.attr["dtype"].CopyFrom(program.analysis.captured.nodes[handle].attr["dtype"])
     return node
 

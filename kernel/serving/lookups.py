@@ -77,16 +77,15 @@ def lookup_program(program: Program, exchange: Exchange, channel: Channel) -> Se
     """What the server does: it reads the rows."""
     scope = f"{KERNEL_SCOPE}/{channel.name}/server"
     tables = [handle for handle, _ in by_table(exchange.lookups)]
-    device = program.place.local_replicas[0].device
     message = tuple(
         TensorSpec(f"{scope}/message_{position}", dtype) for position, dtype in enumerate(channel.sent.types)
     )
     kept = tuple(TensorSpec(f"{scope}/ids_{position}", tf.int64, (None,)) for position in range(len(tables)))
     by_rows = [is_written_by_rows(program, handle) for handle in tables]
     reads = [
-        _rows_of(program, handle, f"{scope}/{handle}", ids.name, device)
+        _rows_of(program, handle, f"{scope}/{handle}", ids.name)
         if is_rows
-        else read_of(program, handle, f"{scope}/{handle}", device, waits=[])
+        else read_of(program, handle, f"{scope}/{handle}", waits=[])
         for handle, ids, is_rows in zip(tables, kept, by_rows, strict=True)
     ]
     sources = [replace(_rows(program, handle), name=read.name) for read, handle in zip(reads, tables, strict=True)]
@@ -111,9 +110,11 @@ def lookup_program(program: Program, exchange: Exchange, channel: Channel) -> Se
     )
 
 
-def _rows_of(program: Program, handle: str, name: str, ids: str, device: str) -> tf.compat.v1.NodeDef:
+def _rows_of(program: Program, handle: str, name: str, ids: str) -> tf.compat.v1.NodeDef:
     """An op that looks up rows in the first replica's variable, of which a read would be a copy of all."""
-    node = tf.compat.v1.NodeDef(name=name, op="ResourceGather", device=device, input=[on_replica(0, handle), ids])
+    own = on_replica(0, handle)
+    device = program.graph.nodes[own].device
+    node = tf.compat.v1.NodeDef(name=name, op="ResourceGather", device=device, input=[own, ids])
     node.attr["dtype"].CopyFrom(program.analysis.captured.nodes[handle].attr["dtype"])
     node.attr["Tindices"].type = tf.int64.as_datatype_enum
     return node

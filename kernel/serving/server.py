@@ -87,10 +87,8 @@ class _ServerPart:
 
     def _answer(self, answers: Sequence[str]) -> ServerFunction:
         """What packs an answer: what the update gave, and the variables as they are then."""
-        device = self._program.place.local_replicas[0].device
         reads = [
-            read_of(self._program, handle, f"{self._scope}/{handle}", device, waits=[])
-            for handle in self._exchange.refreshed
+            read_of(self._program, handle, f"{self._scope}/{handle}", waits=[]) for handle in self._exchange.refreshed
         ]
         names = [*answers, *(read.name for read in reads)]
         specs = [replace(spec, name=name) for spec, name in zip(self._channel.answered.tensors, names, strict=False)]

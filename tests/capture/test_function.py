@@ -111,6 +111,16 @@ RESULTS = {
 }
 
 
+def test_a_lazy_read_that_an_assignment_returns_is_not_taken_for_the_variable():
+    weight = tf.Variable(1.0, name="weight")
+
+    def step(x):
+        return weight.assign_add(tf.reduce_sum(x)).assign_add(1.0)
+
+    captured = capture(step, batch())
+    assert captured.variables["weight"] is weight
+
+
 def values_of(item, x):
     """The item's outputs for the input `x`."""
     with tf.Graph().as_default() as graph:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist_py.kernel.device import Place, Replica
 from autodist_py.kernel.graph_view import GraphView, functions_of
 from autodist_py.kernel.names import on_replica, op_of, replica_of
 from autodist_py.kernel.pipeline import PASSES
@@ -29,10 +30,20 @@ def test_every_op_stands_on_each_replicas_device_and_reads_its_own_replica():
     assert [each.device for each in graph.nodes.values()] == ["/device:CPU:0"] * 2 + ["/device:CPU:1"] * 2
 
 
-def test_an_op_that_the_user_put_on_a_cpu_stays_there_and_any_other_device_is_the_replicas():
-    graph = replica_1_of(parsed("a = Const() @/device:CPU:0", "b = Const() @/device:GPU:0"))
-    assert node(graph, "AutoDist-Replica-1/a").device == "/device:CPU:0"
-    assert node(graph, "AutoDist-Replica-1/b").device == "/device:CPU:1"
+@pytest.mark.parametrize(("kind", "there"), [("GPU", "/device:CPU:0"), ("CPU", "/device:CPU:1")])
+def test_an_op_that_the_user_put_on_a_cpu_is_on_one_and_any_other_device_is_the_replicas(kind, there):
+    """On the replica's own, if it has one."""
+    where = Place(0, tuple(Replica(index, 0, f"/device:{kind}:{index}") for index in range(2)))
+    graph = replicated(parsed("a = Const() @/device:CPU:0", "b = Const() @/device:GPU:0"), where).graph
+    assert node(graph, "AutoDist-Replica-1/a").device == there
+    assert node(graph, "AutoDist-Replica-1/b").device == f"/device:{kind}:1"
+
+
+def test_what_uses_a_variable_is_where_the_variable_is():
+    lines = ("v = VarHandleOp() @/device:CPU:1", "p = Identity(v)", "r = ReadVariableOp(p) @/device:CPU:0")
+    graph = replica_1_of(parsed(*lines, "w = VarHandleOp()", "s = ReadVariableOp(w) @/device:CPU:1"))
+    assert [node(graph, f"AutoDist-Replica-0/{name}").device[-1] for name in "vprws"] == list("11100")
+    assert [node(graph, f"AutoDist-Replica-1/{name}").device[-1] for name in "vprws"] == list("11111")
 
 
 def test_a_worker_numbers_its_copies_by_local_position():

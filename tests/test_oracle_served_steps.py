@@ -163,6 +163,22 @@ def rows_that_are_returned(s: State, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor)
     return loss, tf.reduce_sum(tf.square(gradient.values)), tf.size(gradient.indices)
 
 
+def a_target_that_follows_in_a_branch(s: State, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    """As a DQN's: one op reads what several servers have updated, and writes what none of them holds."""
+    loss, (da, db) = s.layers(x, y)
+    followed = tf.reduce_sum(tf.square(s.sums))
+    s.a.assign_sub(0.1 * da)
+    s.b.assign_sub(0.1 * db)
+    s.count.assign_add(1.0)
+
+    def follow() -> tf.Tensor:
+        s.sums.assign(tf.concat([s.a, s.b], axis=0))
+        return tf.constant(True)
+
+    tf.cond(tf.equal(tf.math.floormod(s.count, 2.0), 0.0), follow, lambda: tf.constant(False))
+    return loss, followed
+
+
 CASES: dict[Callable[..., Any], tuple[str, ...]] = {
     squares_of_rows: ("table", "sums"),
     counts_of_rows: ("table", "seen"),
@@ -174,6 +190,7 @@ CASES: dict[Callable[..., Any], tuple[str, ...]] = {
     a_count_that_is_used_at_once: ("a", "b", "count"),
     a_count_that_is_read_late: ("a", "b", "count"),
     rows_that_are_returned: ("table",),
+    a_target_that_follows_in_a_branch: ("a", "b", "sums", "count"),
 }
 """The steps, and the variables that they touch."""
 

@@ -100,9 +100,9 @@ def refused(builder: StrategyBuilder, words: str) -> None:
     [
         (
             Spread((0, 1)),
-            r"updates several variables in one op.*server on worker 0.*server on worker 1.*PSLoadBalancing",
+            r"one op, .*\(If\), writes variables that live apart.*on worker 0.*server on worker 1.*PSLoadBalancing",
         ),
-        (Spread((None, 1)), r"updates several variables in one op.*\(workers\).*Give them one synchronizer"),
+        (Spread((None, 1)), r"writes variables that live apart.*\(workers\).*Give its variables one synchronizer"),
     ],
     ids=["two-servers", "server-and-collectives"],
 )

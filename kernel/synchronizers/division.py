@@ -116,16 +116,21 @@ class Division:
         handles = [
             op_of(name) for name in self._view.nodes[op].input if self._view.nodes[op_of(name)].op == VARIABLE_OP
         ]
-        homes = {self.held[handle] for handle in handles if handle in self.held}
-        homes |= {WORKERS for handle in handles if op in self._writes.get(handle, ()) and handle not in self.held}
-        if len(homes) > 1:
-            homes_of = {handle: self._trained[handle] for handle in handles if handle in self._trained}
-            listed = ", ".join(f"'{handle}' ({_place(side)})" for handle, side in sorted(homes_of.items()))
+        written = {handle: self.held.get(handle, WORKERS) for handle in handles if op in self._writes.get(handle, ())}
+        read = {handle: self.held[handle] for handle in handles if handle in self.held and handle not in written}
+        homes = set(written.values())
+        if homes - {WORKERS} and len({*homes, *read.values()}) > 1:
+            by_side = {side: handle for handle, side in sorted({**read, **written}.items(), reverse=True)}
+            listed = ", ".join(f"'{handle}' ({_place(side)})" for side, handle in sorted(by_side.items()))
             raise StrategyError(
-                f"'{op}' updates several variables in one op, as gradient accumulation does, and they live apart: "
-                f"{listed}. Give them one synchronizer, and one server (PSLoadBalancing does)"
+                f"one op, '{op}' ({self._view.nodes[op].op}), writes variables that live apart, or reads others where "
+                f"it writes: {listed}. A branch or loop, such as one for gradient accumulation, is run whole, in one "
+                "place. Give its variables one synchronizer, and one server; PSLoadBalancing does so for those that it "
+                "writes"
             )
-        for sides in (homes, self._lead[op], set() if self._is_effect(op) else self._need[op]):
+        if not homes and len(set(read.values())) > 1:
+            return WORKERS  # They have the new values of all.
+        for sides in (homes or set(read.values()), self._lead[op], set() if self._is_effect(op) else self._need[op]):
             if len(sides) == 1:
                 return min(sides)
         return WORKERS

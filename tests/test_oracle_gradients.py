@@ -192,7 +192,21 @@ def a_regularizer_of_a_mean(w: Weights, x: tf.Tensor, ids: tf.Tensor, y: tf.Tens
     return loss
 
 
+def clipped_for_each_example(w: Weights, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    """Differentially private descent: each example's gradients have a norm of 0.3 at most."""
+    with tf.GradientTape(persistent=True) as tape:
+        losses = tf.reduce_mean(tf.square(w.predict(x) - y), axis=1)
+        with tape.stop_recording():
+            of_examples = tape.jacobian(losses, [w.first, w.second])
+        squares = tf.add_n([tf.reduce_sum(tf.square(one), axis=[1, 2]) for one in of_examples])
+        factors = tf.minimum(tf.constant(1.0, tf.float64), 0.3 / tf.sqrt(squares))
+        loss = tf.reduce_mean(tf.stop_gradient(factors) * losses)
+    w.descend(tape, loss, "first", "second")
+    return loss
+
+
 CASES = [
+    clipped_for_each_example,
     several_losses_of_one_tape,
     recomputed_layers,
     custom_gradients,
@@ -358,6 +372,42 @@ def a_gradient_in_a_loop() -> None:
             step(np.ones([4, 3]), np.ones([4, 3]))
 
 
-@pytest.mark.parametrize("case", [meta_learning, a_gradient_in_a_loop], ids=lambda case: case.__name__)
+def refused_for_each_example(gradients: Callable[..., tf.Tensor]) -> None:
+    weights = tf.Variable(np.ones((3, 2)), name="weights")
+    with AutoDist() as autodist:
+
+        @autodist.function
+        def step(x: tf.Tensor) -> None:
+            weights.assign_sub(tf.reduce_mean(tf.clip_by_norm(gradients(weights, x), 0.3, axes=[1, 2]), axis=0))
+
+        with pytest.raises(CaptureError, match=r"gradients of 'weights' are computed in a vectorized loop .*stop_grad"):
+            step(np.ones((6, 3)))
+
+
+def by_jacobian() -> None:
+    def gradients(weights: tf.Variable, x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            losses = tf.reduce_sum(tf.square(x @ weights), axis=1)
+        return tape.jacobian(losses, weights)
+
+    refused_for_each_example(gradients)
+
+
+def by_vectorized_map() -> None:
+    def gradients(weights: tf.Variable, x: tf.Tensor) -> tf.Tensor:
+        def of_one(row: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.square(row[None] @ weights))
+            return tape.gradient(loss, weights)
+
+        return tf.vectorized_map(of_one, x)
+
+    refused_for_each_example(gradients)
+
+
+REFUSED = [meta_learning, a_gradient_in_a_loop, by_jacobian, by_vectorized_map]
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.__name__)
 def test_what_cannot_be_exact_is_refused_by_name(cluster: Cluster, case: Callable[[], None]) -> None:
     cluster.run(case)

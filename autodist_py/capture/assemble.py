@@ -15,6 +15,7 @@ from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import op_of
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
+from autodist_py.proto.text import some
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,25 @@ def reject_idle_gradients(recorded: Sequence[Gradient], item: GraphItem) -> None
         raise CaptureError(
             f"the step computes gradients (of {names}), but none of them reaches a variable or a result, so nothing "
             "would train. Apply them in the step: optimizer.apply_gradients(zip(gradients, variables))"
+        )
+
+
+def reject_gradients_of_examples(of_examples: Set[str], item: GraphItem) -> None:
+    """Refuse a step that trains by what vectorized loops computed: nothing there is the gradient of a whole loss.
+
+    Args:
+        of_examples: the variables that are written, and whose gradients were computed in vectorized loops.
+        item: what was captured.
+
+    Raises:
+        CaptureError: no other gradient of one of these variables trains it.
+    """
+    if idle := of_examples - {gradient.variable for gradient in item.gradients}:
+        raise CaptureError(
+            f"the gradients of {some(sorted(idle))} are computed in a vectorized loop (tape.jacobian, "
+            "tf.vectorized_map), one for each example, say, and are not combined over replicas. To clip those of "
+            "single examples, compute a factor for each, and then the gradient of the weighted loss: "
+            "tape.gradient(tf.reduce_mean(tf.stop_gradient(factors) * losses), variables)"
         )
 
 

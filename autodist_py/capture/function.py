@@ -16,6 +16,7 @@ from autodist_py.capture.assemble import (
     CaptureOptions,
     assemble,
     mapped_variables,
+    reject_gradients_of_examples,
     reject_idle_gradients,
     table_initializers,
 )
@@ -323,6 +324,8 @@ def _assemble(trace: _Trace, options: CaptureOptions, user_step: Callable[..., A
         options,
     )
     reject_idle_gradients(gradients, item)
+    written = {variable.name for variable in item.variables if variable.update_ops}
+    reject_gradients_of_examples(written & {named[handle.op.name] for handle in trace.recorder.of_examples}, item)
     kept = {variable.name for variable in item.variables}
     return CapturedFunction(
         item=item,

@@ -36,19 +36,35 @@ class GradientRecorder:
     def __init__(self, graph: tf.Graph):
         self._graph = graph
         self._depth = 0
+        self._in_vectorized_loop = False
         self.gradients: list[RecordedGradient] = []
+        self.of_examples: list[tf.Tensor] = []
+        """Handles of variables whose gradients are computed in vectorized loops, for each example, say."""
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Record within this context."""
-        with tf_adapter.gradient_calls(self._on_gradients):
+        with tf_adapter.gradient_calls(self._on_gradients, self._on_vectorized_loop):
             yield
+
+    @contextmanager
+    def _on_vectorized_loop(self) -> Iterator[None]:
+        """What is computed in it for one turn is made anew for all turns: no gradient there is one that is read."""
+        before = self._in_vectorized_loop
+        self._in_vectorized_loop = before or (not self._depth and tf_adapter.is_within(self._graph))
+        try:
+            yield
+        finally:
+            self._in_vectorized_loop = before
 
     def _on_gradients(
         self, compute: Callable[[], list[Any]], sources: Sequence[Any], targets: Sequence[Any]
     ) -> list[Any]:
         # Only the outermost call counts: inside it, gradients of branches, loops and recomputed parts are computed too.
         if self._depth or not tf_adapter.is_within(self._graph):
+            return compute()
+        if self._in_vectorized_loop:
+            self.of_examples += [handle for handle in map(self._graph_handle, sources) if handle is not None]
             return compute()
         self._depth += 1
         try:

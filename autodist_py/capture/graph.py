@@ -12,6 +12,7 @@ from autodist_py.capture.assemble import (
     CaptureOptions,
     aggregation_name,
     assemble,
+    reject_gradients_of_examples,
     reject_idle_gradients,
     table_initializers,
 )
@@ -89,7 +90,7 @@ class GraphScope:
         """The whole training graph: all updates that a recorded gradient reaches, with all that they need.
 
         Raises:
-            CaptureError: gradients were computed, and none of them reaches a variable.
+            CaptureError: gradients were computed, and none of them reaches a variable, or those of single examples.
         """
         definition = self.graph.as_graph_def()
         view = GraphView(definition)
@@ -105,6 +106,7 @@ class GraphScope:
         fed = tuple(name for name in placeholders if op_of(name) in needed)
         item = self.cut(Signature(fed, (), updates), options)
         reject_idle_gradients(gradients, item)
+        reject_gradients_of_examples({op_of(handle.name) for handle in self._recorder.of_examples}, item)
         return item
 
     def cut(self, signature: Signature, options: CaptureOptions) -> GraphItem:

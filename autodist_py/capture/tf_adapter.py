@@ -1,7 +1,7 @@
 """All that capture uses of TensorFlow's private modules."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +12,7 @@ from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.framework import func_graph as func_graph_module
 from tensorflow.python.ops import gradients_util
 from tensorflow.python.ops import resource_variable_ops as variable_ops
+from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 
 FuncGraph = func_graph_module.FuncGraph
 BaseVariable = variable_ops.BaseResourceVariable
@@ -61,11 +62,14 @@ OnGradients = Callable[[Callable[[], list[Any]], Sequence[Any], Sequence[Any]], 
 
 
 @contextmanager
-def gradient_calls(on_gradients: OnGradients) -> Iterator[None]:
+def gradient_calls(
+    on_gradients: OnGradients, on_vectorized_loop: Callable[[], AbstractContextManager[None]]
+) -> Iterator[None]:
     """Every gradient computation goes through `on_gradients(compute, sources, targets)`.
 
     `compute()` returns the gradients, one for each of the flat `sources` (variables, tensors), as `on_gradients` does.
     They are those of the sum of `targets`, which are none where the user gives the targets' own gradients.
+    A vectorized loop (of a jacobian, of `tf.vectorized_map`) is traced within `on_vectorized_loop()`.
     """
     helper = gradients_util._GradientsHelper
     tape_gradient = tf.GradientTape.gradient
@@ -87,7 +91,16 @@ def gradient_calls(on_gradients: OnGradients) -> Iterator[None]:
         gradients = on_gradients(compute, tf.nest.flatten(sources), targets)
         return gradients[0] if not tf.nest.is_nested(sources) else tf.nest.pack_sequence_as(sources, gradients)
 
-    with patched(gradients_util, "_GradientsHelper", symbolic), patched(tf.GradientTape, "gradient", taped):
+    vectorize = parallel_for.pfor
+
+    def vectorized(*args: Any, **kwargs: Any) -> Any:
+        with on_vectorized_loop():
+            return vectorize(*args, **kwargs)
+
+    with ExitStack() as stack:
+        stack.enter_context(patched(gradients_util, "_GradientsHelper", symbolic))
+        stack.enter_context(patched(tf.GradientTape, "gradient", taped))
+        stack.enter_context(patched(parallel_for, "pfor", vectorized))
         yield
 
 

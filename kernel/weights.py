@@ -41,22 +41,50 @@ def replica_weights(program: Program, batch: Sequence[tf.Tensor], reduction: str
     return [tf.math.divide_no_nan(tf.cast(own, tf.float64), tf.cast(total, tf.float64)) for own in rows]
 
 
+_SUMMED = {tf.bfloat16: tf.float32, tf.float16: tf.float32}
+
+
+def summed_as(dtype: tf.DType) -> tf.DType:
+    """The type in which replicas' values are weighted and added up: shares in half precision do not add up to 1."""
+    return _SUMMED.get(dtype, dtype)
+
+
 def weighted(value: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """`value * weight`, and 0 where the weight is 0, whatever the value: an empty replica's NaN is left out."""
-    return tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype))
+    """`value * weight` in the type of sums; 0 where the weight is 0, whatever the value: an empty replica's NaN."""
+    dtype = summed_as(value.dtype)
+    return tf.math.multiply_no_nan(tf.cast(value, dtype), tf.cast(weight, dtype))
 
 
 def raw_gradient(program: Program, gradient: Gradient, view: GraphView, replica: int) -> list[TensorSpec]:
     """What the gradient's own ops read on `replica`: the raw gradient's tensors."""
     shape = program.item.variable(gradient.variable).shape
     shapes: list[tuple[int | None, ...]] = (
-        [(None,), (None, *shape[1:]), (len(shape),)] if gradient.is_sparse else [shape]
+        [(gradient.rows,), (gradient.rows, *shape[1:]), (len(shape),)] if gradient.is_sparse else [shape]
     )
     seams = (view.nodes[on_replica(replica, op_of(tensor))] for tensor in gradient.tensors)
     return [
         TensorSpec(seam.input[0], tf.as_dtype(seam.attr["T"].type), known)
         for seam, known in zip(seams, shapes, strict=True)
     ]
+
+
+def joined_rows(
+    gradient: Gradient, parts: Sequence[tuple[tf.Tensor, tf.Tensor]], *, sums: bool = False
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The rows of one gradient that several have, of each the indices and weighted values: what one device has.
+
+    Args:
+        gradient: says what its indices are for the whole batch.
+        parts: those of replicas, or of workers, in order.
+        sums: whether rows of one index are added up.
+    """
+    if gradient.indices == "same":
+        rows = parts[0][0], tf.add_n([values for _, values in parts])
+    else:
+        indices, values = (tf.concat(own, axis=0) if len(own) > 1 else own[0] for own in zip(*parts, strict=True))
+        rows = indices, values
+    is_repeated = gradient.indices == "distinct" and len(parts) > 1
+    return sum_duplicates(*rows) if sums or is_repeated else rows
 
 
 def sum_duplicates(indices: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -23,6 +23,7 @@ AGGREGATIONS = ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
 INPUT_KINDS = ("feed", "state")
 LOSS_REDUCTIONS = ("mean", "sum")
 OUTPUT_REDUCTIONS = ("", *LOSS_REDUCTIONS, "rows", "same")
+INDICES = ("", "distinct", "same")
 STATISTIC_REDUCTIONS = ("sum", "mean", "rows", "share", "same")
 
 GRAPH_DEF_URL = "type.googleapis.com/tensorflow.GraphDef"
@@ -64,13 +65,24 @@ class Gradient:
     """The raw gradient of a variable: one tensor name (dense), or indices, values and dense shape (sparse).
 
     `reduction` is how the loss that it is of combines examples, "mean" or "sum"; "": not known.
+    `indices` says what the indices of a sparse one are for the whole batch: "", the replicas' one after the other;
+    "distinct", likewise, but each once; "same", those of each replica, so values are added up. Of the last, `rows` is
+    how many there are; None: that depends on the batch.
     """
 
     variable: str
     tensors: tuple[str, ...]
     reduction: str = ""
+    indices: str = ""
+    rows: int | None = None
 
     def __post_init__(self) -> None:
+        require_member(self.indices, INDICES, f"indices of the gradient of {self.variable!r}", error=GraphItemError)
+        if (self.indices and not self.is_sparse) or (self.rows is not None and self.indices != "same"):
+            raise GraphItemError(
+                "only a sparse gradient has indices, and a number of rows where these are the same on all replicas; "
+                f"got indices {self.indices!r} and rows {self.rows} for {self.tensors} of variable {self.variable!r}"
+            )
         require_member(
             self.reduction,
             ("", *LOSS_REDUCTIONS),
@@ -266,7 +278,13 @@ class GraphItem:
             for variable in self.variables
         )
         message.gradients.extend(
-            pb.GraphItem.Gradient(variable=one.variable, tensors=one.tensors, reduction=one.reduction)
+            pb.GraphItem.Gradient(
+                variable=one.variable,
+                tensors=one.tensors,
+                reduction=one.reduction,
+                indices=one.indices,
+                rows=one.rows,
+            )
             for one in self.gradients
         )
         message.inputs.extend(
@@ -304,7 +322,16 @@ class GraphItem:
                 f"a graph item describes each of its variables; it has {len(definitions)} definitions "
                 f"and {len(message.variables)} descriptions"
             )
-        gradients = tuple(Gradient(one.variable, tuple(one.tensors), one.reduction) for one in message.gradients)
+        gradients = tuple(
+            Gradient(
+                one.variable,
+                tuple(one.tensors),
+                one.reduction,
+                one.indices,
+                one.rows if one.HasField("rows") else None,
+            )
+            for one in message.gradients
+        )
         if {gradient.key for gradient in gradients} != message.grad_target_pairs.keys():
             raise GraphItemError("grad_target_pairs and gradients of a graph item must name the same gradients")
         return cls(

@@ -279,6 +279,56 @@ def test_a_keras_optimizer_that_updates_in_branches_does_what_it_does_on_one_dev
     same(cluster.run(keras_optimizer, make=make))
 
 
+ROW_KINDS_BUILDERS = ("AllReduce", "PSLoadBalancing", "PartitionedPS", "ShardedOptimizer", "Parallax")
+TOKENS = 4
+
+
+def rows_of_every_kind(builder: str, reduction: str) -> Values:
+    """Rows by the batch's ids, by positions, by constants, by both, and by ids that a step makes distinct."""
+    keras.config.set_floatx("float64")
+    reduce = {"mean": tf.reduce_mean, "sum": tf.reduce_sum}[reduction]
+
+    def build(seed: int) -> Training:
+        rng = np.random.default_rng(seed)
+        shapes = {"words": (ROWS, 3), "places": (TOKENS, 3), "both": (ROWS, 3), "sets": (ROWS, 3), "out": (3, ROWS)}
+        weights = {name: tf.Variable(rng.normal(size=shape), name=name) for name, shape in shapes.items()}
+        optimizer = keras.optimizers.Adam(0.1)
+        optimizer.build(list(weights.values()))
+
+        def step(ids: tf.Tensor, length: tf.Tensor) -> None:
+            used = ids[:, :length]
+            with tf.GradientTape() as tape:
+                hidden = tf.gather(weights["words"], used) + tf.gather(weights["places"], tf.range(length))
+                both = weights["both"]
+                constants = tf.gather(both, [[1, 1, 2], [3, 0, 0]])
+                hidden += tf.gather(both, used) * tf.reduce_sum(tf.square(constants), axis=[0, 1])
+                hidden += tf.gather(both, tf.range(TOKENS))[:length]
+                of_set = tf.nn.embedding_lookup_sparse(weights["sets"], tf.sparse.from_dense(ids + 1), None)
+                hidden += tf.ensure_shape(of_set, [None, 3])[:, tf.newaxis]
+                logits = tf.einsum("btd,dv->btv", tf.tanh(hidden), weights["out"])
+                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(used, logits)
+                loss = reduce(losses) + 0.1 * tf.nn.l2_loss(tf.gather(both, [4, 4]))
+            gradients = tape.gradient(loss, list(weights.values()))
+            optimizer.apply_gradients(zip(gradients, weights.values(), strict=True))
+
+        slots = {f"slot_{index}": one.value for index, one in enumerate(optimizer.variables)}
+        return Training(step, lambda: weights | slots)
+
+    rng = np.random.default_rng(5)
+    batches = [
+        (rng.integers(0, ROWS - 1, size=(size, TOKENS)), np.array(length)) for size, length in ((6, 4), (5, 3), (1, 4))
+    ]
+    autodist = {"strategy_builder": builder, "loss_reduction": reduction}
+    return compare_function(build, batches, batched=["ids"], autodist=autodist)
+
+
+@pytest.mark.on(1)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("builder", ROW_KINDS_BUILDERS)
+def test_rows_that_all_replicas_have_are_those_of_one_device(cluster: Cluster, builder: str, reduction: str) -> None:
+    same(cluster.run(rows_of_every_kind, builder=builder, reduction=reduction))
+
+
 def batch_norm() -> dict[str, np.ndarray]:
     """One device that normalizes each replica's slice by itself, with the weighted mean of the statistics."""
     keras.config.set_floatx("float64")

@@ -36,7 +36,8 @@ _OF_TERMS = frozenset({*ADDITIVE, "Identity", "Mul", "Neg", "RealDiv", "Sub"})
 _ASSIGN = "AssignVariableOp"
 _ADDS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
 _PRODUCTS = frozenset({"BatchMatMulV2", "Einsum", "MatMul"})
-_APART = frozenset({Extent.ROWS, Extent.SAME, Extent.SHAPE})
+_OF_ROWS = frozenset({Extent.ROWS, Extent.CHOSEN})
+_APART = _OF_ROWS | {Extent.SAME, Extent.SHAPE, Extent.PLACES}
 """Extents of inputs that, where the result has rows, say nothing of other replicas' examples."""
 _SUMS = frozenset({Extent.SUM, Extent.COUNT, Extent.PLUS})
 _REDUCTIONS = {
@@ -44,6 +45,7 @@ _REDUCTIONS = {
     Extent.COUNT: "sum",
     Extent.MEAN: "mean",
     Extent.ROWS: "rows",
+    Extent.CHOSEN: "rows",
     Extent.PLUS: AGAIN,
     Extent.OTHER: AGAIN,
 }
@@ -236,6 +238,24 @@ class Combination:
         """Whether `tensor`, of the loss or what it is computed from, has a row for each of the replica's examples."""
         return self._extent(tensor) is Extent.ROWS
 
+    def seen(self, tensor: str) -> Extent | None:
+        """The extent of `tensor`, of the loss, a write or a result, or what they are made of; None: it is not."""
+        return self._extent(tensor) if op_of(tensor) in self._extents else None
+
+    def of_source(self, node: tf.compat.v1.NodeDef) -> tuple[Extent, ...] | None:
+        """The extents of what a replica is given, as its part of the batch; None: `node` computes what it returns."""
+        own_rows = [str(parse(f"{node.name}:{index}")) in self._rows for index in range(_num_outputs(node))]
+        if any(own_rows):
+            rest = Extent.OTHER if node.name in self._unknown else Extent.SAME
+            return tuple(Extent.ROWS if has_rows else rest for has_rows in own_rows)
+        if node.name in self._unknown:
+            return (Extent.OTHER,)
+        return (Extent.SAME,) if node.name in self._seams else None
+
+    def is_random(self, op: str) -> bool:
+        """Whether `op` gives another result on each replica though what it reads is equal."""
+        return op in self._random
+
     def known_values(self, graph: GraphView) -> Iterator[Output]:
         """The tensors of `graph` of which it is known what they are for the whole batch, each after what it is of."""
         hidden = graph.dataflow_descendants(node.name for node in graph.of_type(_CONTROL_FLOW))
@@ -316,17 +336,14 @@ class Combination:
         return extents[name.output if len(extents) > 1 else 0]
 
     def _visit(self, node: tf.compat.v1.NodeDef) -> tuple[Extent, ...]:
-        own_rows = [str(parse(f"{node.name}:{index}")) in self._rows for index in range(_num_outputs(node))]
-        if any(own_rows):
-            rest = Extent.OTHER if node.name in self._unknown else Extent.SAME
-            return tuple(Extent.ROWS if has_rows else rest for has_rows in own_rows)
-        if node.name in self._unknown:
-            return (Extent.OTHER,)
+        given = self.of_source(node)
+        if given is not None:
+            return given
         reads = [name for name in node.input if not name.startswith("^")]
         extents = tuple(self._read(node.name, tensor) for tensor in reads)
         if all(extent is Extent.SAME for extent in extents):
             return (Extent.OTHER if node.name in self._random else Extent.SAME,)
-        operands = self._operands(node, reads, extents)
+        operands = self.operands(node, reads, extents)
         result = extent_of(operands)
         if isinstance(result, tuple):
             if any(extent is Extent.OTHER for extent in result):
@@ -344,7 +361,7 @@ class Combination:
         self, node: tf.compat.v1.NodeDef, reads: Sequence[str], operands: Operands, result: Extent
     ) -> Extent:
         """The extent of `node`, whose own rule gives `result`, when what it reads is combined where it must be."""
-        mixes = result is Extent.ROWS and not set(operands.extents) <= _APART
+        mixes = result in _OF_ROWS and not set(operands.extents) <= _APART
         if result is not Extent.OTHER and not mixes:
             return result
         if self._keeps_apart(self._inside.get(node.name)):
@@ -357,7 +374,7 @@ class Combination:
         if node.name in self._random or not all(self._can_combine(node.name, one.tensor, one.extent) for one in wanted):
             return self._uncombined(node, operands, wanted, mixes=mixes)
         self._combine(node.name, wanted)
-        return Extent.ROWS if mixes else Extent.SAME
+        return result if mixes else Extent.SAME
 
     def _combine(self, reader: str, wanted: Iterable[_Read]) -> None:
         for position, tensor, extent in wanted:
@@ -381,14 +398,16 @@ class Combination:
         if mixes or pairs_rows or node.name in self._loss_region:
             self.local.append(node.name)
         has_rows = (mixes or pairs_rows) and self._tensor_of(f"{node.name}:0").shape[1:].is_fully_defined()
-        return Extent.ROWS if has_rows else Extent.OTHER
+        if not has_rows:
+            return Extent.OTHER
+        return Extent.CHOSEN if Extent.CHOSEN in operands.extents else Extent.ROWS
 
     def _partly_combined(self, node: tf.compat.v1.NodeDef, operands: Operands, wanted: Iterable[_Read]) -> Extent:
         """The extent of an op of a loss when what can be combined is, if that is enough to know it."""
         some = {one.position: one for one in wanted if self._can_combine(node.name, one.tensor, one.extent)}
         extents = tuple(Extent.SAME if index in some else one for index, one in enumerate(operands.extents))
         result = extent_of(replace(operands, extents=extents)) if some else Extent.OTHER
-        if isinstance(result, tuple) or result is Extent.ROWS:
+        if isinstance(result, tuple) or result in _OF_ROWS:
             return Extent.OTHER
         if result is not Extent.OTHER:
             self._combine(node.name, some.values())
@@ -396,7 +415,7 @@ class Combination:
 
     def _can_combine(self, reader: str, tensor: str, extent: Extent) -> bool:
         """Whether `reader` may be given the combined `tensor`, which is of this extent on each replica."""
-        if reader in self._loss_region and (extent is Extent.ROWS or op_of(tensor) in self._trained):
+        if reader in self._loss_region and (extent in _OF_ROWS or op_of(tensor) in self._trained):
             return False
         if reader in self._loss_region and str(parse(tensor)) in self._shared:
             return False
@@ -407,7 +426,7 @@ class Combination:
             return False
         if reader in self._loss_region and not dtype.is_floating and not self._is_uncarried_cast(reader):
             return False  # A size or an index: it is of the replica's own rows.
-        if extent is Extent.ROWS:
+        if extent in _OF_ROWS:
             return bool(shape[1:].is_fully_defined())
         return extent in FIXED and bool(shape.is_fully_defined())
 
@@ -430,7 +449,7 @@ class Combination:
             return False
         reads = [(tensor, self._extent(tensor)) for tensor in node.input if not tensor.startswith("^")]
         return all(
-            extent is Extent.SAME or (extent is not Extent.ROWS and self._can_combine("", tensor, extent))
+            extent is Extent.SAME or (extent not in _OF_ROWS and self._can_combine("", tensor, extent))
             for tensor, extent in reads
         )
 
@@ -456,7 +475,7 @@ class Combination:
             if self._read(name, over) is not Extent.SUM or self._read(name, under) is not Extent.SUM:
                 continue
             below = self._graph.dataflow_descendants([name], blocked=self._seams) & self._loss_region
-            of_rows = any(extent is Extent.ROWS for op in below for extent in self._extents.get(op, ()))
+            of_rows = any(extent in _OF_ROWS for op in below for extent in self._extents.get(op, ()))
             if not of_rows and self._can_combine(name, under, Extent.SUM):
                 yield str(parse(under))
 
@@ -474,7 +493,8 @@ class Combination:
             if reduction == "sum" and op_of(tensor) in ancestors:
                 yield tensor
 
-    def _operands(self, node: tf.compat.v1.NodeDef, reads: Sequence[str], extents: tuple[Extent, ...]) -> Operands:
+    def operands(self, node: tf.compat.v1.NodeDef, reads: Sequence[str], extents: tuple[Extent, ...]) -> Operands:
+        """What a rule is told about `node`, whose data inputs `reads` are of these extents."""
         shapes = [self._tensor_of(tensor).shape for tensor in reads]
         row = shapes[0][1:] if shapes[0].rank else tf.TensorShape(None)
         return Operands(

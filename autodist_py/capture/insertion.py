@@ -70,6 +70,10 @@ class Insertion:
         self._own.add(node.name)
         return node.name
 
+    def pass_on(self, name: str, tensor: str, dtype: tf.DType) -> str:
+        """An op of its own that passes on `tensor`."""
+        return self._add("Identity", name, [tensor], "T", dtype).name
+
     def sum(self, name: str, terms: Sequence[str], dtype: tf.DType) -> str:
         """The sum of `terms`, which have one shape."""
         if len(terms) == 1:

@@ -17,10 +17,11 @@ import tensorflow as tf
 from autodist_py.capture.combination import Combination
 from autodist_py.capture.insertion import Insertion
 from autodist_py.capture.layers import LayerCall
+from autodist_py.capture.rows import Rows
 from autodist_py.capture.terms import Separation
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.proto.errors import CaptureError
-from autodist_py.proto.graph_item import GraphItem, Statistic
+from autodist_py.proto.graph_item import Gradient, GraphItem, Statistic
 
 
 def with_statistics(
@@ -61,9 +62,16 @@ def with_statistics(
         for gradient, targets in zip(item.gradients, losses, strict=True)
     )
     separation = Separation(graph, insertion, combination, tensor_of)
+    rows = Rows(graph, whole, insertion, combination, tensor_of)
+    synchronized: list[Gradient] = []
     for gradient in gradients:
-        if item.reduction_of(gradient) == "sum":
+        is_sum = item.reduction_of(gradient) == "sum"
+        if gradient.is_sparse:
+            synchronized += rows.apart(gradient, separation if is_sum else None)
+            continue
+        if is_sum:
             separation.separate(gradient, item.variable(gradient.variable).shape)
+        synchronized.append(gradient)
     outputs = tuple(
         replace(output, tensor=insertion.result(output.tensor), reduction=combination.result_reduction(output.tensor))
         for output in item.outputs
@@ -76,7 +84,7 @@ def with_statistics(
         graph_def=insertion.graph_def().SerializeToString(deterministic=True)
         if insertion.is_needed
         else item.graph_def,
-        gradients=gradients,
+        gradients=tuple(synchronized),
         outputs=outputs,
         statistics=tuple(insertion.statistics),
         local_ops=tuple(combination.local),

@@ -78,18 +78,15 @@ class Separation:
         self.inseparable: list[str] = []
 
     def separate(self, gradient: Gradient, shape: Sequence[int]) -> None:
-        """Let the gradient's seam pass on the terms that depend on examples; the others are added after it, once.
+        """Let a dense gradient's seam pass on what depends on examples; the rest is added after it, once.
 
         Args:
             gradient: one of a sum over examples.
             shape: its variable's.
         """
-        if gradient.is_sparse:
-            self._separate_rows(gradient)
-            return
         seam = op_of(gradient.tensors[0])
         self._note_shape(self._graph.nodes[seam].input[0], shape)
-        own, others = self._parts_of(seam, 0)
+        own, others = self.parts_of(seam, 0)
         if others is None or not self._combination.reads_differing(seam, 0):
             return
         own = own or self._zeros(seam, 0)
@@ -126,36 +123,6 @@ class Separation:
                 shape = shape.merge_with(self._tensor_of(read).shape)
         return shape
 
-    def _separate_rows(self, gradient: Gradient) -> None:
-        """The same for a sparse gradient: rows of the one kind pass through the seams, the others come after them."""
-        seams = [op_of(tensor) for tensor in gradient.tensors[:2]]
-        joined = [self._joined_rows(seam) for seam in seams]
-        if len({len(edges) for edges in joined}) > 1:
-            joined = [[(seam, 0)] for seam in seams]
-        own: list[tuple[str, str]] = []
-        others: list[tuple[str, str]] = []
-        for indices, values in zip(*joined, strict=True):
-            of_examples, of_none = self._parts_of(*values)
-            if self._combination.reads_differing(*indices):
-                of_examples, of_none = self._read(*values), None
-            if of_examples is not None:
-                own.append((self._read(*indices), of_examples))
-            if of_none is not None:
-                others.append((self._read(*indices), of_none))
-        if not own or not others:
-            return
-        for seam, passed, added in zip(seams, zip(*own, strict=True), zip(*others, strict=True), strict=True):
-            dtype = self._symbol(seam, 0).dtype
-            total = self._insertion.join_rows(f"{seam}/with_rows_of_no_example", [seam, *added], dtype)
-            self._insertion.pass_by(seam, self._insertion.join_rows(f"{seam}/rows_of_examples", passed, dtype), total)
-
-    def _joined_rows(self, seam: str) -> list[Edge]:
-        """What the rows that `seam` passes on are joined from; its own input where they are not."""
-        node = self._graph.nodes[op_of(self._graph.nodes[seam].input[0])]
-        if node.op != "ConcatV2":
-            return [(seam, 0)]
-        return [(node.name, index) for index in range(node.attr["N"].i)]
-
     def _read(self, op: str, index: int) -> str:
         """What `op` reads now: maybe a statistic."""
         return self._insertion.nodes[op].input[index]
@@ -164,8 +131,8 @@ class Separation:
         """What `op` read as it was captured: for its shape and type."""
         return self._tensor_of(self._graph.nodes[op].input[index])
 
-    def _parts_of(self, op: str, index: int) -> Parts:
-        """The parts of what `op` reads."""
+    def parts_of(self, op: str, index: int) -> Parts:
+        """The parts of what `op` reads: that of examples, and the other."""
         tensor, terms = self._read(op, index), self._terms_of(op, index)
         if not all(terms):
             return tensor if terms.of_examples else None, tensor if terms.of_none else None
@@ -248,7 +215,7 @@ class Separation:
     def _separated(self, tensor: str) -> Parts:
         """The parts of `tensor`, which has both, those of what it is computed from being known."""
         edges = self._linear_reads(tensor)
-        own, others = zip(*(self._parts_of(*edge) for edge in edges), strict=True)
+        own, others = zip(*(self.parts_of(*edge) for edge in edges), strict=True)
         return self._of_parts(tensor, edges, own, "of_examples"), self._of_parts(tensor, edges, others, "of_no_example")
 
     def _of_parts(self, tensor: str, edges: Sequence[Edge], parts: Sequence[str | None], suffix: str) -> str:

@@ -141,6 +141,25 @@ class Collectives:
             for piece, width, part in zip(pieces, widths, parts, strict=True)
         ]
 
+    def sum_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """The sum of as many rows on each worker, where their number is known in a step only."""
+        if self.num_workers == 1:
+            return rows
+        if rows.shape.is_fully_defined():
+            return self.sum_over_workers(rows)
+        size = tf.shape(rows, out_type=tf.int64)[:1]
+        sizes = self._gather(size, self._take_keys())
+        differ = "workers look up different numbers of rows, of what is the same for all of the batch:"
+        checked = tf.raw_ops.Assert(condition=tf.reduce_all(tf.equal(sizes, size)), data=[differ, sizes])
+        with tf.control_dependencies([checked]):
+            kind = tf.searchsorted(tf.constant(_ROW_COUNTS, tf.int64), size)[0]
+        sent = _pad_rows(_as_matrix(rows), tf.gather(tf.constant(_ROW_COUNTS, tf.int64), kind))
+        if not sent.shape[1]:
+            return rows
+        total = all_reduce(sent, self._workers_group(self._take_keys(len(_ROW_COUNTS)) + kind))
+        self._launched(total)
+        return tf.reshape(total[: size[0]], tf.shape(rows))
+
     def gather(self, value: tf.Tensor) -> tf.Tensor:
         """Each worker's value, of one static shape, stacked in rank order."""
         if value.dtype == tf.bfloat16:  # Reductions carry it, gathers do not.

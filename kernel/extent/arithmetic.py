@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from autodist_py.kernel.extent.values import (
     COUNT,
+    DISTINCT,
     FIXED,
     MEAN,
     OTHER,
@@ -75,6 +76,8 @@ def _cast(operands: Operands) -> Extent:
     extent = operands.extents[0]
     if extent in (ROWS, SHAPE):
         return extent
+    if extent is DISTINCT:
+        return DISTINCT if target.is_integer and target.size >= source.size else OTHER
     exact = target != tf.bool and (target.is_floating or not source.is_floating)
     return extent if exact and extent in FIXED | {PLUS} else OTHER
 

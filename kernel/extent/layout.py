@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from autodist_py.kernel.extent.values import (
+    CHOSEN,
     COUNT,
+    DISTINCT,
     FIXED,
     MEAN,
     OTHER,
+    PLACES,
     PLUS,
     ROWS,
     SAME,
@@ -46,9 +49,9 @@ def _squeeze(operands: Operands) -> Extent:
     if extent in FIXED:
         return extent
     axes = list(operands.node.attr["squeeze_dims"].list.i)
-    if extent is not ROWS or rank is None or not axes:
+    if extent not in (ROWS, PLACES) or rank is None or not axes:
         return OTHER
-    return OTHER if 0 in [axis % rank for axis in axes] else ROWS
+    return OTHER if 0 in [axis % rank for axis in axes] else extent
 
 
 def _reshape(operands: Operands) -> Extent:
@@ -57,6 +60,8 @@ def _reshape(operands: Operands) -> Extent:
         return extent if target is SAME else OTHER
     if extent is ROWS and target is SHAPE:
         return ROWS
+    if extent in (ROWS, DISTINCT) and operands.leading[1] == 1:
+        return extent  # All elements, in their order.
     sizes = operands.integers(1)
     return ROWS if extent is ROWS and sizes is not None and _keeps_rows(operands.row, operands.block, sizes) else OTHER
 
@@ -210,6 +215,8 @@ def _gather(operands: Operands) -> Extent:
         return OTHER
     if table is SHAPE:
         return _sizes_at(operands.constants[1])
+    if (table, indices) == (ROWS, PLACES) and operands.node.attr["batch_dims"].i == 0:
+        return CHOSEN if axes[0] == 0 else OTHER
     if table is SAME and indices is ROWS and operands.node.attr["batch_dims"].i == 0:
         return ROWS if axes[0] == 0 else OTHER
     if table is ROWS and axes[0] > 0:
@@ -221,7 +228,18 @@ def _gather(operands: Operands) -> Extent:
 def _gather_of_rows(operands: Operands) -> Extent:
     if operands.node.attr["batch_dims"].i if "batch_dims" in operands.node.attr else 0:
         return OTHER
+    if operands.node.op == "GatherNd" and operands.extents == (ROWS, PLACES):
+        return CHOSEN
     return ROWS if operands.extents[0] is SAME and operands.extents[1] is ROWS else OTHER
+
+
+def _where(operands: Operands) -> Extent:
+    return PLACES if operands.extents == (ROWS,) else OTHER
+
+
+def _unique(operands: Operands) -> tuple[Extent, ...]:
+    distinct = DISTINCT if operands.extents[0] in (ROWS, DISTINCT) else OTHER
+    return (distinct, OTHER, *[OTHER] * (operands.node.op == "UniqueWithCounts"))
 
 
 def _table_find(operands: Operands) -> Extent:
@@ -232,6 +250,7 @@ LAYOUT: Mapping[str, Rule] = {
     **dict.fromkeys(("ZerosLike", "OnesLike"), _like),
     **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _pad),
     **dict.fromkeys(("Split", "SplitV"), _split),
+    **dict.fromkeys(("Unique", "UniqueWithCounts"), _unique),
     **dict.fromkeys(("RandomUniform", "RandomStandardNormal", "RandomUniformInt", "TruncatedNormal"), _of_shape),
     **dict.fromkeys(("StatelessRandomUniform", "StatelessRandomNormal", "StatelessTruncatedNormal"), _of_shape),
     **dict.fromkeys(("StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessTruncatedNormalV2"), _of_shape),
@@ -256,5 +275,6 @@ LAYOUT: Mapping[str, Rule] = {
     "Tile": _tile,
     "Transpose": _transpose,
     "Unpack": _unpack,
+    "Where": _where,
 }
 """The rules, by op type."""

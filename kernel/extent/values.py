@@ -25,11 +25,17 @@ class Extent(Enum):
     """A vector that begins with a COUNT; the rest is the same everywhere."""
     PLUS = "plus"
     """Their sum, but what does not depend on examples, a term of each, is counted once; the shape is fixed."""
+    CHOSEN = "chosen"
+    """As rows, but which of the batch's rows they are, and so how many, depends on what is in them."""
+    PLACES = "places"
+    """Where chosen rows stand among the rows of the replica's part of the batch."""
+    DISTINCT = "distinct"
+    """The distinct elements of the replicas' values one after the other, in the order in which they first occur."""
     OTHER = "other"
     """Not known."""
 
 
-SAME, ROWS, SUM, MEAN, COUNT, SHAPE, PLUS, OTHER = Extent
+SAME, ROWS, SUM, MEAN, COUNT, SHAPE, PLUS, CHOSEN, PLACES, DISTINCT, OTHER = Extent
 FIXED = frozenset({SUM, MEAN, COUNT})
 """Extents of values that can be combined by one reduction."""
 
@@ -70,6 +76,6 @@ class Operands:
         if len(ranks) < len(self.ranks):
             return False
         return max(ranks) > 0 and all(
-            own == max(ranks) if extent is ROWS else own < max(ranks) or size == 1
+            own == max(ranks) if extent in (ROWS, CHOSEN) else own < max(ranks) or size == 1
             for extent, own, size in zip(self.extents, ranks, self.leading, strict=True)
         )

@@ -226,6 +226,8 @@ class _Finder:
             return op
         if node.op == "UnsortedSegmentSum":
             return op_of(data[1])
+        if node.op == "ConcatV2":
+            return " ".join(operand.entries for operand in operands[:-1])
         return next((operand.entries for operand in operands if operand.entries), "")
 
     def _operand(self, name: str, *, is_ours: bool) -> Operand:

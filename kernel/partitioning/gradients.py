@@ -30,12 +30,13 @@ def cut_gradient(editor: Editor, gradient: Gradient, variable: Variable, node: N
         seams = [shard_name(op_of(tensor), index) for tensor in gradient.tensors]
         for seam, tensor, spec in zip(seams, tensors, raw, strict=True):
             editor.add(identity(seam, tensor, spec.dtype))
-        shards.append(
-            Gradient(shard_name(variable.name, index), tuple(f"{seam}:0" for seam in seams), gradient.reduction)
-        )
+        own = tuple(f"{seam}:0" for seam in seams)
+        rows = gradient.rows if axis else None  # Which of the rows are in the shard is known in a step only.
+        name = shard_name(variable.name, index)
+        shards.append(Gradient(name, own, gradient.reduction, gradient.indices, rows))
     for position, kind in enumerate(seam_kinds(gradient, axis)):
-        own = [TensorSpec(shard.tensors[position], raw[position].dtype) for shard in shards]
-        joined = editor.trace(lambda *parts, kind=kind: _joined(kind, parts, variable, axis, sizes), *own)
+        cut = [TensorSpec(shard.tensors[position], raw[position].dtype) for shard in shards]
+        joined = editor.trace(lambda *parts, kind=kind: _joined(kind, parts, variable, axis, sizes), *cut)
         editor.put_identity(op_of(gradient.tensors[position]), joined)
     return shards
 

@@ -154,8 +154,8 @@ class Operand:
         kind: of its shares.
         shape: as far as it is known.
         constant: its value, where it is a constant.
-        entries: of rows, indices and positions: of which ones, as those of two gradients do not belong together. Of
-            sizes: of which ones they are the number; "": they are of what is cut itself.
+        entries: of rows, indices and positions: of which ones, as those of two gradients do not belong together, but
+            where both are joined alike. Of sizes: of which ones they are the number; "": they are of what is cut.
     """
 
     kind: Kind | None
@@ -193,6 +193,8 @@ class Rules:
     ) -> Rule | None:
         """How `node` is cloned, given what it reads and the shapes of its results; None: it mixes shards."""
         kinds = [operand.kind for operand in operands]
+        if node.op == "ConcatV2":
+            return self._joined(operands)
         if len({operand.entries for operand in operands if operand.kind is not Kind.SIZES} - {""}) > 1:
             return None
         if Kind.HANDLE in kinds:
@@ -204,6 +206,14 @@ class Rules:
         if node.op in _ELEMENT_WISE:
             return self._element_wise(node, operands, results[0])
         return self._structural(node, operands)
+
+    @staticmethod
+    def _joined(operands: Sequence[Operand]) -> Rule | None:
+        """Rows of several gradients of the variable, one after the other: those of a shard are joined likewise."""
+        *parts, axis = operands
+        kinds = {part.kind for part in parts}
+        is_along_rows = axis.constant is not None and axis.constant == 0 and kinds <= {Kind.ROWS, Kind.INDICES}
+        return Rule((parts[0].kind,)) if is_along_rows and len(kinds) == 1 and parts[0].kind is not None else None
 
     @staticmethod
     def _reduced(node: tf.compat.v1.NodeDef, operands: Sequence[Operand], result: tf.TensorShape) -> Rule | None:

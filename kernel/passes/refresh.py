@@ -6,7 +6,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist_py.kernel.graph_view import GraphView
-from autodist_py.kernel.names import KERNEL_SCOPE, on_replica
+from autodist_py.kernel.names import KERNEL_SCOPE, on_replica, op_of
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.rewrite import Edits
 
@@ -19,14 +19,19 @@ class Refresh:
     Ensures: each variable of a further replica is assigned the first replica's value before anything on its replica
         uses it, and the first replica writes that variable only afterwards. So whatever the user, or a function of the
         user's, wrote since the last step counts on every replica. On CPU devices values share memory until updated.
+        A lookup stays a lookup, after that assignment and before the update, whatever TensorFlow makes of it.
     """
 
     name: ClassVar[str] = "refresh"
 
     def __call__(self, program: Program) -> Program:
-        if program.num_local_replicas == 1:
-            return program
         edits = Edits()
+        for gather in program.graph.of_type({"ResourceGather"}):
+            if _is_distinct(program.graph, gather.input[1]):
+                edits.add([_shown(gather)])
+                edits.set_input(gather.name, 1, _shown(gather).name)
+        if program.num_local_replicas == 1:
+            return replace(program, graph=edits.apply(program.graph))
         variables = [variable for variable in program.analysis.writes if variable not in program.shared]
         further = range(1, program.num_local_replicas)
         handles = {on_replica(position, name) for position in further for name in variables}
@@ -66,6 +71,28 @@ def without_idle_copies(program: Program, graph: GraphView) -> GraphView:
         if len(unused) == len(further):
             idle.add(_read(variable))
     return graph.without(idle)
+
+
+def _is_distinct(view: GraphView, tensor: str) -> bool:
+    """Whether `tensor` comes from an op that makes elements distinct."""
+    node = view.nodes[op_of(tensor)]
+    while node.op == "Identity":
+        node = view.nodes[op_of(node.input[0])]
+    return node.op == "Unique"
+
+
+def _shown(gather: tf.compat.v1.NodeDef) -> tf.compat.v1.NodeDef:
+    """An op that passes on the indices of `gather`, so that it does not read `Unique` any more.
+
+    TensorFlow's graph optimizer makes of `Unique`, `ResourceGather` and a sum over segments one op at a new read of the
+    variable, which waits for nothing, and which nothing waits for: it may come before a copy is assigned, or after the
+    update.
+    """
+    node = tf.compat.v1.NodeDef(name=f"{gather.name}/indices", op="EnsureShape", device=gather.device)
+    node.input.append(gather.input[1])
+    node.attr["T"].CopyFrom(gather.attr["Tindices"])
+    node.attr["shape"].shape.CopyFrom(tf.TensorShape([None]).as_proto())
+    return node
 
 
 def _read(variable: str) -> str:

@@ -81,8 +81,14 @@ def _with_graph(program: Program, divided: Serving, graph: GraphView) -> Program
 def _combined(program: Program, exchange: Exchange, scope: str) -> Fragment:
     """The exchange's gradients, of this worker's replicas together."""
     raw = raw_gradients(program, exchange)
+
+    def total(batch: Sequence[tf.Tensor], gradients: Sequence[Sequence[Sequence[tf.Tensor]]]) -> list[list[tf.Tensor]]:
+        summed = summed_gradients(program, exchange.gradients, batch, gradients, ())
+        each = zip(summed, gradients, strict=True)
+        return [[tf.cast(one, own.dtype) for one, own in zip(parts, first, strict=True)] for parts, (first, *_) in each]
+
     return trace(
-        lambda batch, gradients: summed_gradients(program, exchange.gradients, batch, gradients, ()),
+        total,
         [batch_specs(program), raw],
         scope=f"{scope}/Gradients",
     )

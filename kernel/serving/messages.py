@@ -1,6 +1,6 @@
 """What workers send to servers, and take from them: the messages of an exchange, and the ops that send them."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from autodist_py.kernel.serving.common import is_in_graph, type_of
 from autodist_py.kernel.serving.queues import RUNG, named_queue
 from autodist_py.kernel.synchronizers.coding import Coding, compressor_for
 from autodist_py.kernel.synchronizers.parameter_server import Exchange, Service
-from autodist_py.kernel.weights import batch_specs, raw_gradient, replica_weights, sum_duplicates, weighted
+from autodist_py.kernel.weights import batch_specs, joined_rows, raw_gradient, replica_weights, summed_as, weighted
 from autodist_py.proto.graph_item import Gradient
 
 
@@ -75,14 +75,15 @@ def channel_of(program: Program, service: Service, exchange: Exchange, number: i
     for gradient, (tensors, *_) in zip(exchange.gradients, raw_gradients(program, exchange), strict=True):
         differs = program.analysis.is_varying(gradient)
         own = [replace(spec, name=seam) for spec, seam in zip(tensors, gradient.tensors, strict=True)]
-        own_joins = (["rows", "rows", "same"] if gradient.is_sparse else ["sum"]) if differs else ["same"] * len(own)
-        if counts:  # Sums over examples, which half precision does not hold.
-            own = [replace(spec, dtype=carried(spec.dtype)) for spec in own]
+        own_joins = _joins(program, gradient) if differs else ["same"] * len(own)
+        values = values_of(gradient)
+        own[values] = replace(own[values], dtype=summed_as(own[values].dtype))
+        if "rows" in own_joins:  # Their number is a worker's own.
+            own[:2] = [replace(spec, shape=(None, *spec.shape[1:])) for spec in own[:2] if spec.shape is not None]
         compressor = compressor_for(program, gradient)
         if compressor is not None:
-            values = values_of(gradient)
             own[values] = sent_spec(program, gradient, compressor, own[values])
-            own_joins[values] = "rows"
+            own_joins[values] = own_joins[values] if gradient.is_sparse else "rows"
         specs += own
         joins += own_joins
     specs += [TensorSpec(value, type_of(view, value)) for value in exchange.values]
@@ -104,6 +105,17 @@ def channel_of(program: Program, service: Service, exchange: Exchange, number: i
         answered=Parcel(tuple(answered), ("same",) * len(answered)),
         counts=counts,
     )
+
+
+def _joins(program: Program, gradient: Gradient) -> list[str]:
+    """How what workers send of a gradient becomes one, as a Parcel says.
+
+    Workers that take their steps by themselves need not look up the same rows, even of what is no row of the batch.
+    """
+    if not gradient.is_sparse:
+        return ["sum"]
+    are_same = gradient.indices == "same" and program.strategy.pace.is_together
+    return ["same", "sum", "same"] if are_same else ["rows", "rows", "same"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +189,8 @@ def summed_gradients(
 ) -> list[list[tf.Tensor]]:
     """Each gradient of this worker's replicas together, on its host: what it adds to the sum over workers.
 
-    Rows of one index are added up where that is asked for, and for the `summable` variables.
+    Values are of the type of sums. Rows of one index are added up where that is asked for, and for the `summable`
+    variables.
     """
     with tf.device(program.place.host):
         summed = []
@@ -187,16 +200,14 @@ def summed_gradients(
             else:  # It is computed from replicated values alone: equal on all replicas.
                 replicas, weights = replicas[:1], [tf.ones([], tf.float64)]
             scale = _scale(program, gradient, batch)
-            sent_as = carried if program.strategy.pace.replicas_to_aggregate else _as_it_is
             values = [
-                weighted(_cast(tensors[values_of(gradient)], sent_as), weight if scale is None else weight * scale)
+                weighted(tensors[values_of(gradient)], weight if scale is None else weight * scale)
                 for tensors, weight in zip(replicas, weights, strict=True)
             ]
             if gradient.is_sparse:
-                rows = tf.concat([tensors[0] for tensors in replicas], axis=0), tf.concat(values, axis=0)
-                if program.options.sum_duplicates or gradient.variable in summable:
-                    rows = sum_duplicates(*rows)
-                summed.append([*rows, tf.identity(replicas[0][2])])
+                parts = [(tensors[0], own) for tensors, own in zip(replicas, values, strict=True)]
+                sums = program.options.sum_duplicates or gradient.variable in summable
+                summed.append([*joined_rows(gradient, parts, sums=sums), tf.identity(replicas[0][2])])
             else:
                 summed.append([tf.add_n(values)])
         return summed
@@ -211,16 +222,3 @@ def _scale(program: Program, gradient: Gradient, batch: Sequence[tf.Tensor]) -> 
         if pace.replicas_to_aggregate and batch and program.analysis.is_varying(gradient):
             return tf.cast(batch[0], tf.float64)  # The server divides by the examples of all whom it hears.
     return None
-
-
-def carried(dtype: tf.DType) -> tf.DType:
-    """The type that sums over examples are sent in."""
-    return tf.float32 if dtype in (tf.bfloat16, tf.float16) else dtype
-
-
-def _as_it_is(dtype: tf.DType) -> tf.DType:
-    return dtype
-
-
-def _cast(tensor: tf.Tensor, sent_as: Callable[[tf.DType], tf.DType]) -> tf.Tensor:
-    return tf.cast(tensor, sent_as(tensor.dtype))

@@ -13,10 +13,10 @@ from autodist_py.kernel.program import Channel, Program, ServerFunction, ServerP
 from autodist_py.kernel.serving.coded import decoded
 from autodist_py.kernel.serving.common import first_writers, read_of, spelt, type_of, with_variables
 from autodist_py.kernel.serving.lookups import lookup_program
-from autodist_py.kernel.serving.messages import carried, values_of
+from autodist_py.kernel.serving.messages import values_of
 from autodist_py.kernel.synchronizers.coding import compressor_for
 from autodist_py.kernel.synchronizers.parameter_server import Exchange, Service, waited_for
-from autodist_py.kernel.weights import sum_duplicates
+from autodist_py.kernel.weights import sum_duplicates, summed_as
 from autodist_py.proto.compressors import Compressor
 from autodist_py.proto.graph_item import Gradient
 
@@ -130,23 +130,26 @@ class _ServerPart:
             compressor = compressor_for(self._program, gradient)
             if compressor is not None:
                 tensors[values] = self._decoded(gradient, compressor, tensors[values])
-            if self._channel.counts:
-                if is_mean:
-                    count = tf.cast(tensors[-1], tensors[values].dtype)
-                    tensors[values] = tf.math.divide_no_nan(tensors[values], count)
-                dtype = type_of(self._program.analysis.captured, gradient.tensors[values - position])
-                tensors[values] = tf.cast(tensors[values], dtype)
-            if gradient.is_sparse and self._program.options.sum_duplicates and sent.joins[values] == "rows":
+            if self._channel.counts and is_mean:
+                count = tf.cast(tensors[-1], tensors[values].dtype)
+                tensors[values] = tf.math.divide_no_nan(tensors[values], count)
+            dtype = type_of(self._program.analysis.captured, gradient.tensors[values - position])
+            tensors[values] = tf.cast(tensors[values], dtype)
+            if gradient.is_sparse and sent.joins[values] == "rows" and self._sums_rows(gradient):
                 tensors[position : position + 2] = sum_duplicates(*tensors[position : position + 2])
             position += len(gradient.tensors)
         return tensors
+
+    def _sums_rows(self, gradient: Gradient) -> bool:
+        """Whether rows of one index, which several workers have sent, are added up."""
+        return self._program.options.sum_duplicates or gradient.indices != ""
 
     def _decoded(self, gradient: Gradient, compressor: Compressor, tensor: tf.Tensor) -> tf.Tensor:
         """What a gradient, or its rows, are of which the messages have brought `tensor`."""
         dtype = type_of(self._program.analysis.captured, gradient.tensors[values_of(gradient)])
         if gradient.is_sparse:
-            return tf.cast(tensor, dtype)
-        return decoded(self._program, gradient, compressor, tensor, carried(dtype) if self._channel.counts else dtype)
+            return tf.cast(tensor, summed_as(dtype))
+        return decoded(self._program, gradient, compressor, tensor, summed_as(dtype))
 
     def _updates(self) -> Iterator[tf.compat.v1.NodeDef]:
         """The captured ops, which read what was received, and wait for one another as they do in the captured graph."""

@@ -6,7 +6,8 @@ gradient that is larger than a buffer is reduced in pieces, or whole by Horovod.
 Sparse gradients are gathered: the rows of all replicas, in replica order, with each replica's values weighted. Of one
 lookup these are the rows of one device, in its order; of several lookups in one table, the same rows grouped by
 replica. A worker adds up its rows of one index before it sends them where that makes no difference to the update.
-There they may travel as a dense gradient instead (`densifying.py`).
+There they may travel as a dense gradient instead (`densifying.py`). Rows that all replicas have are added up, as dense
+gradients are, and of indices that are distinct in the whole batch each comes once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ from autodist_py.kernel.synchronizers import densifying
 from autodist_py.kernel.synchronizers.coding import Coding, compressor_for
 from autodist_py.kernel.synchronizers.grouping import LOCAL_FIRST, Group
 from autodist_py.kernel.synchronizers.lookups import adds_rows_up
-from autodist_py.kernel.weights import batch_specs, raw_gradient, replica_weights, sum_duplicates, weighted
+from autodist_py.kernel.weights import batch_specs, joined_rows, raw_gradient, replica_weights, sum_duplicates, weighted
 from autodist_py.proto.errors import StrategyError
 
 _ENGINES: Mapping[str, Literal["RING", "NCCL", "HOROVOD"]] = {
@@ -91,7 +92,10 @@ def _reduce_dense(
     reduced = reduce_pack(
         values, devices, devices, lambda buffers: operation.reduce(_weighted(buffers, weights, devices), devices)
     )
-    return [[[tensor] for tensor in copies] for copies in reduced]
+    return [
+        [[tf.cast(tensor, own.dtype)] for own, tensor in zip(raw, copies, strict=True)]
+        for raw, copies in zip(values, reduced, strict=True)
+    ]
 
 
 def _operation(program: Program, group: Group, collectives: Collectives) -> CollectiveAllReduce:
@@ -134,7 +138,8 @@ def _reduce_coded(
     wire = Wire(place.workers.index(place.worker), collectives.num_workers, lambda value: between.sums([value])[0])
     with tf.device(devices[0]):
         parts = [_weighted(copies, weights, devices) for copies in gradients]
-        own = [copies[0] for copies in ReductionToOneDevice().batch_reduce(parts, devices, destinations=devices[:1])]
+        local = ReductionToOneDevice().batch_reduce(parts, devices, destinations=devices[:1])
+        own = [tf.cast(copies[0], group.dtype) for copies in local]
         coding = Coding(program, group.compressor, group.gradients, group.dtype, recorder)
         sent, states = coding.compress(own, wire)
         travelled = collectives.gather(sent) if group.compressor.gathers else wire.total(sent)
@@ -159,23 +164,28 @@ def _reduce_sparse(
     collectives: Collectives,
 ) -> list[list[tf.Tensor]]:
     replicas = program.place.local_replicas
+    (gradient,) = group.gradients
     parts = []
     for replica, (indices, values, _), weight in zip(replicas, gradients, weights, strict=True):
         with tf.device(replica.device):
             parts.append((indices, weighted(values, weight)))
     with tf.device(replicas[0].device):
-        indices, values = (tf.concat(rows, axis=0) if len(rows) > 1 else rows[0] for rows in zip(*parts, strict=True))
-        travels = collectives.num_workers > 1
-        if program.options.sum_duplicates or (travels and adds_rows_up(program, group.gradients[0])):
-            indices, values = sum_duplicates(indices, values)
+        dtype, travels = gradients[0][1].dtype, collectives.num_workers > 1
+        sums_before = travels and gradient.indices != "same" and adds_rows_up(program, gradient)
+        sums = program.options.sum_duplicates or sums_before
+        indices, values = joined_rows(gradient, parts, sums=sums)
         if travels:
-            sent = rounded(values, travelling(group.compressor, group.dtype), 1)
-            indices, coded = collectives.gather_rows([indices, sent])
-            values = tf.cast(coded, values.dtype)
-        if program.options.sum_duplicates and travels:
-            indices, values = sum_duplicates(indices, values)
+            half = travelling(group.compressor, dtype)
+            if gradient.indices == "same":
+                sent = values if half == dtype else rounded(values, half, collectives.num_workers)
+                values = collectives.sum_rows(sent)
+            else:
+                indices, values = collectives.gather_rows([indices, rounded(values, half, 1)])
+                if program.options.sum_duplicates or gradient.indices == "distinct":
+                    indices, values = sum_duplicates(indices, tf.cast(values, dtype))
+        values = tf.cast(values, dtype)
     combined = []
-    shape = program.item.variable(group.gradients[0].variable).shape  # A branch that was not taken has no other.
+    shape = program.item.variable(gradient.variable).shape  # A branch that was not taken has no other.
     for replica, (_, _, dense_shape) in zip(replicas, gradients, strict=True):
         with tf.device(replica.device):
             combined.append([tf.identity(indices), tf.identity(values), tf.constant(shape, dense_shape.dtype)])

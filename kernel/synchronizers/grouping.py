@@ -150,7 +150,11 @@ def _is_densified(program: Program, synchronizer: AllReduceSynchronizer, gradien
     if synchronizer.sparse_as_dense:
         densifying.require_rows_added_up(program, gradient)
         return True
-    if synchronizer.sparse_as_dense is False or _why_not_dense(program, synchronizer, gradient, dtype):
+    if (
+        synchronizer.sparse_as_dense is False
+        or gradient.indices == "same"
+        or _why_not_dense(program, synchronizer, gradient, dtype)
+    ):
         return False
     is_local_first = synchronizer.spec in LOCAL_FIRST or not isinstance(synchronizer.coded_by, NoneCompressor)
     members = len(program.place.workers if is_local_first else program.place.replicas)

@@ -113,6 +113,32 @@ def adds_rows_up(program: Program, gradient: Gradient) -> bool:
     )
 
 
+def _seams(gradient: Gradient) -> tuple[str, str]:
+    """The ops that pass on indices and values."""
+    indices, values = map(op_of, gradient.tensors[:2])
+    return indices, values
+
+
+def _joined(program: Program, gradient: Gradient) -> tuple[str, str] | None:
+    """The ops that join its indices, and its values, with those of other gradients alike; None: there are none."""
+    view = program.analysis.captured
+    used = {op_of(output.tensor) for output in program.item.outputs}
+    joins: list[str] = []
+    for seam in _seams(gradient):
+        consumers = sorted(view.dataflow_consumers([seam]))
+        if len(consumers) != 1 or seam in used or view.nodes[consumers[0]].op != "ConcatV2":
+            return None
+        joins += consumers
+    parts = [list(map(op_of, view.nodes[join].input[: view.nodes[join].attr["N"].i])) for join in joins]
+    known = {_seams(one) for one in program.item.gradients if one.is_sparse}
+    seams = set().union(*known)
+    if len(parts[0]) != len(parts[1]) or view.constant(view.nodes[joins[0]].input[len(parts[0])]) != 0:
+        return None
+    pairs = list(zip(*parts, strict=True))
+    alike = all(pair in known or seams.isdisjoint(pair) for pair in pairs) and _seams(gradient) in pairs
+    return (joins[0], joins[1]) if alike else None
+
+
 def _passed_on(view: GraphView, source: str, passes: Callable[[str, str], bool]) -> set[str]:
     """`source`, and the ops that pass on what it makes: `passes(op, producer)` says whether one does."""
     found, pending = {source}, [source]

@@ -118,6 +118,8 @@ def serving(program: Program) -> Serving | None:
     division = Division(program, sides)
     parts = {server: _Part(program, division, server) for server in servers}
     stays = _stays(program, parts.values(), division)
+    for part in parts.values():  # Rows that only the update is made of the server reads itself.
+        part.lookups = {op: lookup for op, lookup in part.lookups.items() if op in stays}
     _set_rounds(program, parts, division)
     services = tuple(part.service(stays) for part in parts.values())
     summable = frozenset(

@@ -3,6 +3,7 @@
 import inspect
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
@@ -372,3 +373,57 @@ def test_graph_mode_records_the_gradients_of_a_tf1_optimizer():
         "beta1_power": True,
         "beta2_power": True,
     }
+
+
+def lookups(table: tf.Variable, ids: tf.Tensor, flags: tf.Tensor) -> dict[str, tf.Tensor]:
+    chosen = tf.boolean_mask(ids, flags)
+    return {
+        "constants": tf.gather(table, [0, 1, 1]),
+        "positions": tf.gather(table, tf.range(tf.shape(ids)[1])),
+        "ids": tf.gather(table, ids),
+        "a few ids": tf.gather(table, chosen),
+        "distinct ids": tf.gather(table, tf.unique(tf.reshape(ids, [-1]))[0]),
+        "distinct ids of a few": tf.gather(table, tf.unique(tf.reshape(chosen, [-1]))[0]),
+        "remainders of distinct ids": tf.gather(table, tf.unique(tf.reshape(ids, [-1]))[0] % 2),
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "indices", "rows"),
+    [
+        ("constants", "same", 3),
+        ("positions", "same", None),
+        ("ids", "", None),
+        ("a few ids", "", None),
+        ("distinct ids", "distinct", None),
+        ("distinct ids of a few", "distinct", None),
+        ("remainders of distinct ids", "", None),
+    ],
+)
+def test_a_sparse_gradient_says_what_its_indices_are_for_the_whole_batch(kind, indices, rows):
+    table = tf.Variable(np.ones([5, 2]))
+
+    def step(ids, flags):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(lookups(table, ids, flags)[kind]))
+        gradient = tape.gradient(loss, table)
+        table.scatter_sub(gradient)
+        return loss
+
+    specs = [tf.TensorSpec([None, None], tf.int64), tf.TensorSpec([None], tf.bool)]
+    (gradient,) = capture(step, *specs).item.gradients
+    assert (gradient.indices, gradient.rows) == (indices, rows)
+
+
+def test_rows_that_were_joined_are_gradients_of_their_own_by_what_their_indices_are():
+    table = tf.Variable(np.ones([5, 2]))
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            looked_up = [tf.gather(table, one) for one in (ids, [0, 1], ids + 1, [2])]
+            loss = tf.add_n([tf.reduce_sum(tf.square(one)) for one in looked_up])
+        table.scatter_sub(tape.gradient(loss, table))
+        return loss
+
+    item = capture(step, tf.TensorSpec([None], tf.int64)).item
+    assert [(one.indices, one.reduction) for one in item.gradients] == [("", "sum")]  # Constants alone count once.

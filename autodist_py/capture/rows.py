@@ -1,0 +1,168 @@
+"""Sparse gradients by their indices: rows that are one replica's after the other's, and rows that all replicas have.
+
+A lookup of the batch's own ids gives each replica rows of its own: one device has them all. A lookup of what does not
+depend on the batch (positions, constants), or a dense gradient that TensorFlow joins with rows (of a table that is an
+output layer, too), gives every replica the same indices: one device has them once, and the sum of the values. So what
+TensorFlow has joined is recorded as several gradients of the one variable, each combined by itself, and joined after
+that.
+"""
+
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from autodist_py.capture.combination import Combination, Edge
+from autodist_py.capture.insertion import Insertion
+from autodist_py.capture.terms import Separation
+from autodist_py.kernel.extent.rules import extent_of
+from autodist_py.kernel.extent.values import Extent
+from autodist_py.kernel.graph_view import GraphView
+from autodist_py.kernel.names import op_of, parse
+from autodist_py.proto.graph_item import Gradient
+
+_INDICES = {Extent.SAME: "same", Extent.DISTINCT: "distinct"}
+"""By extent, as a GraphItem's gradients say; all others are gathered as they are."""
+
+_JOIN = "ConcatV2"
+
+
+class Rows:
+    """Records sparse gradients whose rows were joined apart, by what their indices are for the whole batch."""
+
+    def __init__(
+        self,
+        graph: GraphView,
+        whole: GraphView,
+        insertion: Insertion,
+        combination: Combination,
+        tensor_of: Callable[[str], tf.Tensor],
+    ):
+        self._graph, self._whole, self._insertion, self._combination = graph, whole, insertion, combination
+        self._tensor_of = tensor_of
+        self._extents: dict[str, tuple[Extent, ...]] = {}
+
+    def apart(self, gradient: Gradient, separation: Separation | None) -> list[Gradient]:
+        """The gradients in the place of a sparse one; all that reads it reads their rows, one after the other.
+
+        Args:
+            gradient: the gradient.
+            separation: of a sum over examples, tells values that depend on no example; their rows come last, once.
+        """
+        pieces: dict[str, list[tuple[str, str]]] = {}
+        once: list[tuple[str, str]] = []
+        sizes: list[int | None] = []
+        for indices, values in self._joined(gradient):
+            kind = _INDICES.get(self._extent(self._captured(indices)), "")
+            of_examples, of_none = self._read(values), None
+            if separation is not None and kind == "same":
+                of_examples, of_none = separation.parts_of(*values)
+            if of_examples is not None:
+                pieces.setdefault(kind, []).append((self._read(indices), of_examples))
+                sizes += [self._size(indices, values)] if kind == "same" else []
+            if of_none is not None:
+                once.append((self._read(indices), of_none))
+        rows = None if None in sizes else sum(size for size in sizes if size is not None)
+        found = [self._described(gradient, kind, rows) for kind in sorted(pieces)]
+        if not found or (len(found) == 1 and not once):
+            return found or [gradient]
+        own = [list(zip(*pieces[kind], strict=True)) for kind in sorted(pieces)]
+        for number, further in enumerate(found[1:], start=1):
+            found[number] = self._with_seams(further, own[number])
+        for position in (0, 1):
+            seam = op_of(gradient.tensors[position])
+            dtype = self._tensor_of(gradient.tensors[position]).dtype
+            passed = self._insertion.join_rows(f"{seam}/rows_of_examples", own[0][position], dtype)
+            others = [op_of(further.tensors[position]) for further in found[1:]]
+            others += [piece[position] for piece in once]
+            total = self._insertion.join_rows(f"{seam}/with_other_rows", [seam, *others], dtype)
+            self._insertion.pass_by(seam, passed, total)
+        return found
+
+    def _described(self, gradient: Gradient, kind: str, rows: int | None) -> Gradient:
+        return Gradient(gradient.variable, gradient.tensors, gradient.reduction, kind, rows if kind == "same" else None)
+
+    def _with_seams(self, gradient: Gradient, pieces: list[tuple[str, ...]]) -> Gradient:
+        """`gradient`, with seams of its own that pass on `pieces`, indices and values, one after the other."""
+        seams = []
+        for position, tensor in enumerate(gradient.tensors):
+            name, dtype = f"{op_of(tensor)}/{gradient.indices}", self._tensor_of(tensor).dtype
+            raw = (
+                self._insertion.join_rows(f"{name}_rows", pieces[position], dtype)
+                if position < len(pieces)
+                else self._read((op_of(tensor), 0))
+            )
+            seams.append(f"{self._insertion.pass_on(name, raw, dtype)}:0")
+        return Gradient(gradient.variable, tuple(seams), gradient.reduction, gradient.indices, gradient.rows)
+
+    def _joined(self, gradient: Gradient) -> Iterator[tuple[Edge, Edge]]:
+        """What indices and values are read by, of each of the gradients that TensorFlow has joined to this one."""
+        pending = [tuple((op_of(tensor), 0) for tensor in gradient.tensors[:2])]
+        while pending:
+            indices, values = pending.pop()
+            parts = [self._parts(edge) for edge in (indices, values)]
+            if not all(parts) or len(parts[0]) != len(parts[1]):
+                yield indices, values
+                continue
+            pending += reversed(list(zip(*parts, strict=True)))
+
+    def _parts(self, edge: Edge) -> list[Edge]:
+        """What the rows that are read there are joined from; none: they are not."""
+        node = self._graph.nodes[op_of(self._captured(edge))]
+        if node.op != _JOIN or self._graph.constant(node.input[-1]) != 0:
+            return []
+        return [(node.name, index) for index in range(node.attr["N"].i)]
+
+    def _captured(self, edge: Edge) -> str:
+        """What is read there, as it was captured."""
+        op, index = edge
+        return self._graph.nodes[op].input[index]
+
+    def _read(self, edge: Edge) -> str:
+        """What is read there now: maybe a statistic."""
+        op, index = edge
+        return self._insertion.nodes[op].input[index]
+
+    def _size(self, indices: Edge, values: Edge) -> int | None:
+        """How many rows there are; None: that is not known before a step."""
+        shapes = [self._tensor_of(self._captured(edge)).shape for edge in (indices, values)]
+        sizes = [shape[0] for shape in shapes if shape.rank and shape[0] is not None]
+        return sizes[0] if sizes else None
+
+    # -- Extents of indices -------------------------------------------------------------------------------------------
+
+    def _extent(self, tensor: str) -> Extent:
+        """What `tensor`, which back-propagation may have made beside gradients, is for the whole batch."""
+        for op in self._whole.dataflow_order(self._unseen(op_of(tensor))):
+            self._extents[op] = self._visit(self._whole.nodes[op])
+        return self._known(tensor)
+
+    def _unseen(self, op: str) -> set[str]:
+        """`op`, and what it is computed from, as far as it is not known what that is for the whole batch."""
+        found, pending = set(), [op]
+        while pending:
+            name = pending.pop()
+            if name in found or name in self._extents or self._combination.seen(name) is not None:
+                continue
+            found.add(name)
+            if self._combination.of_source(self._whole.nodes[name]) is not None:
+                continue
+            pending += [op_of(read) for read in self._whole.nodes[name].input if not read.startswith("^")]
+        return found
+
+    def _known(self, tensor: str) -> Extent:
+        name = parse(tensor)
+        extents = self._extents.get(name.op)
+        if extents is None:
+            return self._combination.seen(tensor) or Extent.OTHER
+        return extents[name.output if len(extents) > 1 else 0]
+
+    def _visit(self, node: tf.compat.v1.NodeDef) -> tuple[Extent, ...]:
+        given = self._combination.of_source(node)
+        if given is not None:
+            return given
+        reads = [name for name in node.input if not name.startswith("^")]
+        extents = tuple(map(self._known, reads))
+        if all(extent is Extent.SAME for extent in extents):
+            return (Extent.OTHER if self._combination.is_random(node.name) else Extent.SAME,)
+        result = extent_of(self._combination.operands(node, reads, extents))
+        return result if isinstance(result, tuple) else (result,)

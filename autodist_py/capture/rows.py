@@ -53,9 +53,9 @@ class Rows:
         sizes: list[int | None] = []
         for indices, values in self._joined(gradient):
             kind = _INDICES.get(self._extent(self._captured(indices)), "")
-            of_examples, of_none = self._read(values), None
-            if separation is not None and kind == "same":
-                of_examples, of_none = separation.parts_of(*values)
+            of_examples, of_none = (
+                separation.parts_of(*values) if separation and kind == "same" else (self._read(values), None)
+            )
             if of_examples is not None:
                 pieces.setdefault(kind, []).append((self._read(indices), of_examples))
                 sizes += [self._size(indices, values)] if kind == "same" else []

@@ -123,13 +123,17 @@ def _pack(operands: Operands) -> Extent:
 
 
 def _concat(operands: Operands) -> Extent:
+    sizes = zip(operands.extents[:-1], operands.leading, strict=False)
     *parts, _ = operands.extents
+    if operands.ranks[0] == 1 and 0 in operands.leading:  # As boolean_mask has, before the axes that it masks.
+        parts = [part for part, size in sizes if size != 0] or [SAME]
     axes = operands.axes(-1, operands.ranks[0])
     if axes is None:
         return OTHER
     if set(parts) == {ROWS}:
         return ROWS if axes[0] > 0 else OTHER
-    begins = parts[0] is SHAPE or (parts[0] is COUNT and operands.leading[0] == 1)
+    is_number = len(parts) < len(operands.extents) - 1 or operands.leading[0] == 1
+    begins = parts[0] is SHAPE or (parts[0] is COUNT and is_number)
     if begins and operands.ranks[0] == 1 and all(part is SAME for part in parts[1:]):
         return SHAPE
     return MEAN if set(parts) <= {MEAN, SAME} else SUM if set(parts) <= {SUM, COUNT} else OTHER

@@ -1,6 +1,6 @@
 """Serve: variables that live on servers are updated there, and what crosses travels as messages."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 

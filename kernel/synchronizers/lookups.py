@@ -98,7 +98,7 @@ def adds_rows_up(program: Program, gradient: Gradient) -> bool:
     and neither is used for anything else.
     """
     view = program.analysis.captured
-    indices, values = (op_of(tensor) for tensor in gradient.tensors[:2])
+    indices, values = _joined(program, gradient) or _seams(gradient)
     scaled = _passed_on(view, values, lambda op, source: _is_scaled(view, op, source))
     passed = _passed_on(view, indices, lambda op, source: view.nodes[op].op == "Identity")
     used = {op_of(output.tensor) for output in program.item.outputs} | set(program.item.run_ops)

@@ -180,17 +180,22 @@ def test_the_ids_of_an_example_count():
     assert least_examples(many, (1, 1)) == 2 * -(-least_examples(one, (1, 1)) // 2 // 12)
 
 
-def test_lookups_in_one_table_count_together_and_those_of_no_example_once():
+def test_lookups_in_one_table_count_together_but_for_those_that_all_replicas_have():
+    """Which are summed by themselves, however the others travel."""
     table = tf.Variable(np.zeros([ROWS, WIDTH]), name="table")
 
     def step(ids):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.gather(table, ids)) + tf.reduce_mean(tf.gather(table, tf.zeros([5], tf.int64)))
+            loss += tf.reduce_mean(tf.gather(table, ids + 0))
         scaled(table, tape.gradient(loss, table), 0.1)
 
     item = steps.capture(step, tf.zeros([1], tf.int64)).item
+    own, same = item.gradients
+    assert (own.indices, same.indices, same.rows) == ("", "same", 5)
     one = stepping(scaled)[0].item
-    assert least_examples(item, (1, 1)) == least_examples(one, (1, 1)) - 10 > 1
+    twice = replace(item, gradients=(own,))
+    assert least_examples(twice, (1, 1)) == 2 * -(-least_examples(one, (1, 1)) // 4) > 1
 
 
 def of_unknown_length(*, from_iterator):

@@ -24,7 +24,8 @@ def extent_of(operands: Operands) -> Extent | tuple[Extent, ...]:
         return rule(operands)
     if ROWS in operands.extents:
         return OTHER
-    found = rule(replace(operands, extents=tuple(ROWS if one is CHOSEN else one for one in operands.extents)))
+    as_rows = tuple(ROWS if one is CHOSEN else one for one in operands.extents)
+    found = rule(replace(operands, extents=as_rows, block=None))
     return tuple(map(_of_chosen, found)) if isinstance(found, tuple) else _of_chosen(found)
 
 

@@ -156,7 +156,8 @@ class Collectives:
         sent = _pad_rows(_as_matrix(rows), tf.gather(tf.constant(_ROW_COUNTS, tf.int64), kind))
         if not sent.shape[1]:
             return rows
-        total = all_reduce(sent, self._workers_group(self._take_keys(len(_ROW_COUNTS)) + kind))
+        with self._where(sent):
+            total = all_reduce(sent, self._workers_group(sent, self._take_keys(len(_ROW_COUNTS)) + kind))
         self._launched(total)
         return tf.reshape(total[: size[0]], tf.shape(rows))
 

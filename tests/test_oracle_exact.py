@@ -323,6 +323,14 @@ def a_sum_of_columns(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mas
     return 20.0 / rows * tf.reduce_sum(tf.square(logits - 1.0)) - 0.1 * tf.nn.l2_loss(model.kernel), ()
 
 
+def encoded_numbers_and_a_softmax(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    numbers = tf.cast(tf.abs(2.0 * x), tf.int32)
+    encoded = tf.math.bincount(numbers, minlength=4, maxlength=4, axis=-1, binary_output=True)
+    logits = tf.reverse(tf.cast(encoded, tf.float64) @ model.kernel, [1]) + model.bias
+    targets = tf.one_hot(y, CLASSES, dtype=tf.float64)
+    return tf.reduce_sum(keras.losses.categorical_crossentropy(targets, tf.nn.softmax(logits), label_smoothing=0.1)), ()
+
+
 def a_loss_for_each_example(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
     return 0.1 * model.losses(x, y)[0], ()
 
@@ -383,6 +391,7 @@ CASES = [
     a_sum_over_places_of_sequences,
     a_write_of_what_is_equal_everywhere,
     a_sum_of_columns,
+    encoded_numbers_and_a_softmax,
     a_loss_for_each_example,
     results_of_every_kind,
     results_beside_a_whole_batch,

@@ -154,7 +154,8 @@ def reject_gradients_of_examples(of_examples: Set[str], item: GraphItem) -> None
 
 def table_initializers(graph: tf.Graph) -> tuple[str, ...]:
     """The ops that fill lookup tables, as the graph's collection has them."""
-    return tuple(op.name for op in graph.get_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS))
+    found = graph.get_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS)
+    return tuple(op.name for op in found if op is not None)  # Of a table that was made eagerly there is none.
 
 
 def aggregation_name(value: Any) -> str:

@@ -102,6 +102,7 @@ class Combination:
             *(node.name for node in whole.of_type(SHOWS)),
             *(op_of(output.tensor) for output in item.outputs),
         }
+        self._ends = ends
         self._region = self._loss_region | whole.dataflow_ancestors(ends, blocked=self._seams)
         trained = {gradient.variable for gradient in item.gradients}
         self._trained = whole.dataflow_descendants(trained & whole.nodes.keys(), blocked=self._seams)
@@ -154,6 +155,7 @@ class Combination:
             for index, tensor in enumerate(self._graph.nodes[name].input):
                 if not tensor.startswith("^") and str(parse(tensor)) in self._of_losses:
                     self.edges[name, index] = self._of_losses[str(parse(tensor))]
+        self._keep_what_counts()
         self._note_equal_writes()
         self.edges = dict(sorted(self.edges.items()))  # Sets of names have another order in every process.
 
@@ -343,6 +345,8 @@ class Combination:
         extents = tuple(self._read(node.name, tensor) for tensor in reads)
         if all(extent is Extent.SAME for extent in extents):
             return (Extent.OTHER if node.name in self._random else Extent.SAME,)
+        if self._is_clipped_to_one(node):
+            return (Extent.SAME,)
         operands = self.operands(node, reads, extents)
         result = extent_of(operands)
         if isinstance(result, tuple):
@@ -356,6 +360,28 @@ class Combination:
         if result in FIXED and self._is_uncarried_cast(node.name):
             result = Extent.OTHER  # What cannot be combined after the cast is combined before it.
         return (self._combined_first(node, reads, operands, result),)
+
+    def _is_clipped_to_one(self, node: tf.compat.v1.NodeDef) -> bool:
+        """Whether `node` is the smaller of a constant and what is no smaller: a size that is clipped to one number."""
+        if node.op != "Minimum" or self._tensor_of(f"{node.name}:0").shape.rank != 0:
+            return False
+        for above, other in (node.input[:2], node.input[1::-1]):
+            inner = self._graph.nodes[op_of(other)]
+            limit, bounds = self._constants.value(above), map(self._constants.value, inner.input[:2])
+            is_above = inner.op == "Maximum" and limit is not None and limit.ndim == 0
+            if is_above and any(bound is not None and bound.ndim == 0 and bound >= limit for bound in bounds):
+                return True
+        return False
+
+    def _keep_what_counts(self) -> None:
+        """Of the local ops leave those of which anything comes but a size that is clipped to one number."""
+        ends = {op_of(name) for name in self._assumed} | self._ends
+        live = set[str]()
+        for name in reversed(list(self._graph.dataflow_order(self._region))):
+            users = self._graph.dataflow_consumers([name]) & live
+            if name in ends or any(not self._is_clipped_to_one(self._graph.nodes[user]) for user in users):
+                live.add(name)
+        self.local = [name for name in self.local if name in live]
 
     def _combined_first(
         self, node: tf.compat.v1.NodeDef, reads: Sequence[str], operands: Operands, result: Extent

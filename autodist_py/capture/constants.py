@@ -37,6 +37,11 @@ class Constants:
             return self._graph.constant(tensor)
         if node.op == "StridedSlice":
             return self._size(node)
+        if node.op == "Slice":
+            return self._sizes(node)
+        if node.op == "Rank":
+            rank = self._tensor_of(node.input[0]).shape.rank
+            return None if rank is None else np.array(rank, np.int32)
         if node.op not in _ARITHMETIC and node.op not in ("ConcatV2", "Pack"):
             return None
         if tf.as_dtype(node.attr["T"].type) not in (tf.int32, tf.int64):
@@ -63,3 +68,16 @@ class Constants:
         if shape.rank is None or not -shape.rank <= index < shape.rank or shape[index] is None:
             return None
         return np.array(shape[index], tf.as_dtype(source.attr["out_type"].type).as_numpy_dtype)
+
+    def _sizes(self, node: tf.compat.v1.NodeDef) -> np.ndarray | None:
+        """Static dimensions, taken from a shape: `tf.slice(tf.shape(x), [i], [n])`."""
+        source = self._graph.nodes[op_of(node.input[0])]
+        begin, size = self.value(node.input[1]), self.value(node.input[2])
+        if source.op != "Shape" or begin is None or size is None:
+            return None
+        shape = self._tensor_of(source.input[0]).shape
+        if shape.rank is None:
+            return None
+        first, count = int(begin[0]), int(size[0])
+        known = shape.as_list()[first : None if count < 0 else first + count]
+        return None if None in known else np.array(known, tf.as_dtype(source.attr["out_type"].type).as_numpy_dtype)

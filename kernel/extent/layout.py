@@ -172,8 +172,22 @@ def _pad(operands: Operands) -> Extent:
 
 def _slice(operands: Operands) -> Extent:
     begin, size = operands.integers(1), operands.integers(2)
+    if operands.extents[0] is SHAPE and begin is not None and size is not None:
+        return SAME if begin[0] > 0 else SHAPE if size[0] != 0 else OTHER
     whole = begin is not None and size is not None and begin[:1] == [0] and size[:1] == [-1]
     return ROWS if operands.extents[0] is ROWS and whole else OTHER
+
+
+def _reverse(operands: Operands) -> Extent:
+    axes = operands.axes(1, operands.ranks[0])
+    return ROWS if operands.extents[0] is ROWS and axes is not None and 0 not in axes else OTHER
+
+
+def _histogram(operands: Operands) -> Extent:
+    """A count of values for each row, as `tf.math.bincount` with an axis makes."""
+    values, size, weights = operands.extents
+    of_rows = operands.ranks[0] == 2 and values is ROWS and size is SAME
+    return ROWS if of_rows and weights in (ROWS, SAME) else OTHER
 
 
 def _split(operands: Operands) -> Extent:
@@ -190,11 +204,6 @@ def _unpack(operands: Operands) -> Extent | tuple[Extent, ...]:
     if operands.extents[0] in (SUM, MEAN):
         return operands.extents[0]
     return ROWS if operands.extents[0] is ROWS and rank is not None and axis % rank > 0 else OTHER
-
-
-def _reverse(operands: Operands) -> Extent:
-    axes = operands.axes(1, operands.ranks[0])
-    return ROWS if operands.extents[0] is ROWS and axes is not None and 0 not in axes else OTHER
 
 
 def _one_hot(operands: Operands) -> Extent:
@@ -261,6 +270,7 @@ LAYOUT: Mapping[str, Rule] = {
     **dict.fromkeys(("StatelessRandomUniformInt", "StatelessRandomUniformIntV2"), _of_shape),
     "BroadcastTo": _broadcast_to,
     "ConcatV2": _concat,
+    "DenseBincount": _histogram,
     "ExpandDims": _expand_dims,
     "Fill": _of_shape,
     "GatherNd": _gather_of_rows,

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from autodist_py import AutoDist, CaptureError
+from autodist_py.capture.assemble import table_initializers
 from autodist_py.plan import inexact
 from autodist_py.proto.graph_item import GraphItem
 
@@ -49,6 +50,7 @@ ROWS = {
     "diagonals": lambda x, y: tf.linalg.diag_part(tf.linalg.band_part(x[:, :, tf.newaxis] * x[:, tf.newaxis], -1, 0)),
     "columns turned round": lambda x, y: tf.reverse(x, [1]),
     "a size among others": lambda x, y: tf.zeros(tf.gather(tf.shape(x), [0, 1])),
+    "a histogram of each": lambda x, y: tf.math.bincount(tf.cast(x, tf.int32), minlength=4, maxlength=4, axis=-1),
     "with a mean of all": lambda x, y: x - tf.reduce_mean(x, axis=0),
 }
 SUM = {
@@ -158,6 +160,57 @@ def test_in_a_loss_only_what_no_weight_reaches_is_combined() -> None:
     assert sorted(statistic.reduction for statistic in item.statistics) == ["share", "sum"]
     assert item.gradients[0].reduction == "mean"
     assert not item.local_ops
+
+
+def _encoded(x: tf.Tensor) -> tf.Tensor:
+    """Which of four numbers stand in each row, as Keras's layers encode them."""
+    classes = tf.cast(x, tf.int32)
+    return tf.cast(tf.math.bincount(classes, minlength=4, maxlength=4, axis=-1, binary_output=True), tf.float64)
+
+
+PLAIN = {
+    "a softmax and its cross-entropy": lambda x, y, w: tf.nn.softmax_cross_entropy_with_logits(x, w * x),
+    "numbers encoded as several": lambda x, y, w: tf.reduce_sum(_encoded(x)[:, :3] * w, axis=1) - y,
+    "turned round": lambda x, y, w: tf.reverse(x * w, [-1])[:, 0],
+    "folded": lambda x, y, w: tf.reshape(tf.reshape(x, [-1]) * 2.0, [-1, 3]) * w,
+}
+
+
+@pytest.mark.parametrize("losses", PLAIN.values(), ids=PLAIN)
+def test_of_what_is_exact_nothing_is_said(losses: Callable[..., Any]) -> None:
+    weight = tf.Variable(np.ones(3))
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(losses(x, y, weight))
+        weight.assign_sub(tape.gradient(loss, weight))
+
+    item = captured(step)
+    assert item.gradients[0].reduction == "mean"
+    assert not list(inexact(item))
+
+
+def test_of_ops_that_mix_examples_only_those_are_named_that_anything_comes_of() -> None:
+    weight = tf.Variable(np.ones(3))
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            clipped = tf.minimum(tf.maximum(tf.reduce_max(x * weight, name="unused"), 2.0), 2.0)
+            loss = tf.reduce_mean(x * weight) * clipped + tf.exp(tf.reduce_max(x * weight, name="used"))
+        weight.assign_sub(tape.gradient(loss, weight))
+
+    assert "used" in (local := captured(step).local_ops)
+    assert "unused" not in local
+
+
+def test_a_table_that_was_made_eagerly_has_no_initializer_to_run() -> None:
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2]), 0)
+    with tf.Graph().as_default() as graph:
+        graph.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, None)
+        tf.no_op(name="fill")
+        graph.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, graph.get_operation_by_name("fill"))
+    assert table_initializers(graph) == ("fill",)
+    assert captured(lambda x, y: table.lookup(tf.cast(y, tf.int32))).outputs[0].reduction == "rows"
 
 
 @pytest.mark.parametrize(

@@ -301,10 +301,14 @@ def _set_rounds(program: Program, parts: dict[int, _Part], division: Division) -
     """Number the exchanges: a server has what it is sent one exchange after the last that the sender waits for.
 
     The tensors of one gradient are sent together, and what a server computes of nothing that it is sent waits for its
-    first message. What may as well be sent later, with more, is.
+    first message. What may as well be sent later, with more, is. Not so where gradients are reduced by collectives,
+    too, whose order is that of stages: a message that waited for a later stage's could keep an earlier one's waiting.
     """
-    least = _settled(program, parts, division, {})
-    merging = True
+    stage, least = program.analysis.stage, dict[tuple[int, str], int]()
+    merging = WORKERS not in division.seams.values()
+    if not merging:
+        least = {(server, op): stage[op] for server, part in parts.items() for op in part.given if op in division.seams}
+    least = _settled(program, parts, division, least)
     while merging:
         merging = False
         for server, part in parts.items():

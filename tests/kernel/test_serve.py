@@ -164,6 +164,31 @@ def test_what_is_returned_of_a_gradient_waits_for_the_update():
     assert on_replica(0, "add_count") in program.graph.ancestors(ends)
 
 
+def two_chains():
+    """Of five weights `v1` is trained through the updated `a`, `b2` through `b`, and `v2` through `b2`."""
+    weights = {name: tf.Variable(tf.ones([3]), name=name) for name in ("a", "v1", "b", "b2", "v2")}
+
+    def train(name, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x * weights[name] - 1.0))
+        weights[name].assign_sub(0.1 * tape.gradient(loss, weights[name]))
+
+    def step(x):
+        for name, through in (("a", None), ("v1", "a"), ("b", None), ("b2", "b"), ("v2", "b2")):
+            train(name, x if through is None else x * weights[through])
+
+    return capture(step, tf.ones([4, 3])).item
+
+
+@pytest.mark.parametrize("servers", [(0, None, None, None, 0), (0, 0, None, None, 0), (0, None, 0, None, 1)])
+def test_no_message_waits_for_a_later_collective_and_keeps_an_earlier_one_waiting(servers):
+    item = two_chains()
+    for worker in (0, 1):
+        program = compiled(item, servers, worker=worker)
+        rounds = [spec.name for channel in program.channels for spec in channel.sent.tensors]
+        assert len(rounds) == sum(server is not None for server in servers)
+
+
 def embedding(update):
     table = tf.Variable(tf.ones([50, 3]), name="table")
 

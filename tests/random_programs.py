@@ -51,6 +51,7 @@ class RandomProgram:
         write: how a value changes a variable that is not trained.
         builder: the strategy.
         sizes: which of `SIZES`.
+        result: of which type a result is, beside those of the values' own.
     """
 
     operations: tuple[Operation, ...]
@@ -60,6 +61,7 @@ class RandomProgram:
     write: str
     builder: str
     sizes: int
+    result: str
 
     @property
     def tolerance(self) -> float:
@@ -67,7 +69,9 @@ class RandomProgram:
         return SINGLE if any(operation.name == "single" for operation in self.operations) else TOLERANCE
 
     def __str__(self) -> str:
-        facts = [f"{name} {getattr(self, name)}" for name in ("loss", "second_loss", "update", "write", "builder")]
+        facts = [
+            f"{name} {getattr(self, name)}" for name in ("loss", "second_loss", "update", "write", "builder", "result")
+        ]
         return "; ".join([*map(str, self.operations), *facts, f"sizes {SIZES[self.sizes]}"])
 
 
@@ -156,6 +160,14 @@ LOSSES: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "each": lambda value: 0.01 * value,
 }
 
+
+RESULTS: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = {
+    "float": lambda value: value,
+    "complex": lambda value: tf.reduce_sum(tf.complex(value, -value), axis=0),
+    "unsigned": lambda value: tf.cumsum(tf.cast(tf.minimum(tf.abs(value), 1e6), tf.uint64)),
+    "text": lambda value: tf.strings.as_string(tf.cast(tf.clip_by_value(value, -1e6, 1e6), tf.int64)),
+}
+"""What is made of a value to be returned: types that collectives do not carry are among them."""
 
 Gradients = Sequence[tuple[tf.Variable, Any]]
 
@@ -291,17 +303,20 @@ def run(program: RandomProgram) -> str:
 
     signature = [tf.TensorSpec([None, *array.shape[1:]], array.dtype) for array in inputs[0]]
 
-    def differentiate(*batch: tf.Tensor) -> tuple[list[tf.Tensor], list[Gradients]]:
+    def differentiate(*batch: tf.Tensor) -> tuple[list[tf.Tensor], list[Gradients], tf.Tensor]:
         with tf.GradientTape(persistent=True) as tape:
             values = _evaluate(program.operations, batch, variables)
             kinds = [kind for kind in (program.loss, program.second_loss) if kind]
             losses = [LOSSES[kind](values[-1 - position]) for position, kind in enumerate(kinds)]
         gradients = [zip(variables, tape.gradient(loss, variables), strict=True) for loss in losses]
-        return values, [[(v, gradient) for v, gradient in pairs if gradient is not None] for pairs in gradients]
+        kept: list[Gradients] = [
+            [(v, gradient) for v, gradient in pairs if gradient is not None] for pairs in gradients
+        ]
+        return values, kept, losses[0]
 
     @tf.function(input_signature=signature)
     def step(x: tf.Tensor, ids: tf.Tensor, w: tf.Tensor) -> Any:
-        values, gradients = differentiate(x, ids, w)
+        values, gradients, loss = differentiate(x, ids, w)
         for pairs in gradients:
             update(pairs)
         value = tf.reduce_mean(values[-2])
@@ -309,9 +324,17 @@ def run(program: RandomProgram) -> str:
             written.assign_add(value)
         elif program.write == "decay":
             written.assign(0.9 * written + tf.reduce_sum(values[-2]))
+        elif program.write == "loss":
+            written.assign_add(tf.reduce_mean(loss))
+        elif program.write == "twice":
+            written.assign_add(value)
+            written.assign(0.5 * written.read_value() + tf.reduce_sum(values[-1]))
         elif program.write == "largest":
             written.assign(tf.maximum(written, tf.reduce_max(values[-2])))
-        return [one for one in values[-3:] if one.shape[1:].is_fully_defined()], written.read_value()
+        shown = [one for one in values[-3:] if one.shape[1:].is_fully_defined()]
+        if program.result != "float":
+            shown += [RESULTS[program.result](one) for one in shown[-1:] if one.shape.rank]
+        return shown, written.read_value()
 
     def runs_on_nothing() -> bool:
         """Whether TensorFlow can run it on a replica without examples."""

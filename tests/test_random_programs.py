@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests import random_programs
 from tests.cluster_pool import SHAPES, TWO_REPLICAS, Cluster, same_on_all_workers
-from tests.random_programs import BUILDERS, LOSSES, OPERATIONS, SIZES, UPDATES, Operation, RandomProgram
+from tests.random_programs import BUILDERS, LOSSES, OPERATIONS, RESULTS, SIZES, UPDATES, Operation, RandomProgram
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "240"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 ENOUGH = 100
 """Of fewer programs, those that are refused on every cluster are no share: one of 20 may be."""
@@ -26,9 +26,10 @@ programs = st.builds(
     st.sampled_from(sorted(LOSSES)),
     st.sampled_from(["", "", *sorted(LOSSES)]),
     st.sampled_from(sorted(UPDATES)),
-    st.sampled_from(["nothing", "add", "decay", "largest"]),
+    st.sampled_from(["nothing", "add", "decay", "largest", "loss", "twice"]),
     st.sampled_from(BUILDERS),
     st.integers(0, len(SIZES) - 1),
+    st.sampled_from(sorted(RESULTS)),
 )
 
 
@@ -40,7 +41,7 @@ def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     started.close()
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1800 if EXAMPLES < 1000 else 6 * 3600)
 @pytest.mark.parametrize("cluster", SHAPES, ids=lambda shape: shape.name, indirect=True, scope="module")
 def test_random_programs_do_what_one_device_does(cluster: Cluster, one_worker: Cluster) -> None:
     outcomes: Counter[str] = Counter()

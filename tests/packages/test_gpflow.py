@@ -81,6 +81,7 @@ def fitted(program: str, strategy_builder: str) -> dict[str, float]:
         return comparison.differences
 
 
+@pytest.mark.on(1)
 @pytest.mark.parametrize("strategy_builder", STRATEGIES)
 @pytest.mark.parametrize("program", sorted(PROGRAMS))
 def test_a_process_is_trained_as_on_one_device(cluster: Cluster, program: str, strategy_builder: str) -> None:

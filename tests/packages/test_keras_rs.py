@@ -78,6 +78,7 @@ def fitted(program: str, strategy_builder: str) -> Values:
     return assert_as_on_one_device(train, strategy_builder=strategy_builder)
 
 
+@pytest.mark.on(1)
 @pytest.mark.parametrize("strategy_builder", STRATEGIES)
 @pytest.mark.parametrize("program", sorted(PROGRAMS))
 def test_a_model_is_fitted_as_on_one_device(cluster: Cluster, program: str, strategy_builder: str) -> None:

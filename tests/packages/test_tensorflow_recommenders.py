@@ -122,6 +122,7 @@ def legacy_keras() -> Iterator[None]:
         yield
 
 
+@pytest.mark.on(1)
 @pytest.mark.parametrize("strategy_builder", STRATEGIES)
 @pytest.mark.parametrize("program", sorted(PROGRAMS))
 def test_a_model_is_fitted_as_on_one_device(cluster: Cluster, program: str, strategy_builder: str) -> None:

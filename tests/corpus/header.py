@@ -29,6 +29,15 @@ FAMILIES = (
 )
 
 
+STRATEGIES: Mapping[str, str] = {
+    "AllReduce": "AllReduce",
+    "PSLoadBalancing": "PSLoadBalancing",
+    "PartitionedPS": "PartitionedPS(min_shard_bytes=1)",
+    "ShardedOptimizer": "ShardedOptimizer",
+    "Parallax": "Parallax",
+}
+
+
 class Seen(NamedTuple):
     """What a program shows after a step: what the step returned, and all that it trains or counts in."""
 

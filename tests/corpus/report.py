@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tests.cluster_pool import THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, Cluster, same_on_all_workers
+from tests.cluster_pool import THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, CaseFailedError, Cluster, same_on_all_workers
 from tests.corpus import cells
-from tests.corpus.cells import STRATEGIES, Outcome, expect
-from tests.corpus.header import FAMILIES, Header, load, program_names
+from tests.corpus.cells import Outcome, expect
+from tests.corpus.header import FAMILIES, STRATEGIES, Header, load, program_names
 
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "corpus.md"
 CLUSTERS = (TWO_REPLICAS, TWO_WORKERS, THREE_WORKERS)
@@ -35,7 +35,10 @@ Kinds = Mapping[tuple[str, str, str], str]
 
 def run_cell(cluster: Cluster, program: str, strategy: str) -> Outcome:
     """The program on all workers, which must end alike, with the same values to the last bit."""
-    outcomes = cluster.run(cells.run, name=program, strategy=strategy)
+    try:
+        outcomes = cluster.run(cells.run, name=program, strategy=strategy)
+    except CaseFailedError as error:
+        return Outcome("broken", str(error))
     for outcome in outcomes:
         if outcome.kind not in ("equal", "refused"):
             return outcome

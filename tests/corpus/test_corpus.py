@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tests.cluster_pool import Cluster
-from tests.corpus.cells import STRATEGIES, Outcome, compare, expect
-from tests.corpus.header import FAMILIES, FOLDER, Header, Refusal, load, program_names
+from tests.corpus.cells import Outcome, compare, expect
+from tests.corpus.header import FAMILIES, FOLDER, STRATEGIES, Header, Refusal, load, program_names
 from tests.corpus.report import CLUSTERS, TABLE, rows, run_cell
 
 TURN = int(os.environ.get("CORPUS_TURN", "0"))
@@ -64,6 +64,14 @@ def test_the_table_lists_the_programs_that_there_are_and_what_their_headers_say(
             refused = {header.refusal(strategy, shape.name) is not None for shape in CLUSTERS}
             words = set(re.findall(r"equal|refused|different|broken", told))
             assert words <= {"refused" if one else "equal" for one in refused}, f"{name} under {strategy}: {told}"
+
+
+def test_every_family_has_several_programs_and_every_door_is_used():
+    headers = [load(name).header for name in program_names()]
+    assert {family: sum(header.family == family for header in headers) >= 2 for family in FAMILIES} == dict.fromkeys(
+        FAMILIES, True
+    )
+    assert {header.door for header in headers} == set(Header.__annotations__["door"].__args__)
 
 
 def test_a_program_has_a_docstring_of_a_line_and_no_more_than_eighty_lines():

@@ -31,10 +31,9 @@ def train(autodist: Any, header: Header) -> Iterator[Seen]:
             weight.assign_sub(rate * gradient)
             average.assign(0.95 * average + 0.05 * weight)
         count.assign_add(1)
-        if count % 2 == 0:
-            models = tf.cast(count // 2, x.dtype)
-            for weight, average in zip(weights, swa, strict=True):
-                average.assign_add((weight - average) / models)
+        share = tf.where(count % 2 == 0, 2.0 / tf.cast(count, x.dtype), tf.zeros([], x.dtype))
+        for weight, average in zip(weights, swa, strict=True):
+            average.assign_add(share * (weight - average))
         return {"loss": loss, "rate": rate}
 
     for batch in batches(header.sizes, *tumours()):

@@ -1,5 +1,6 @@
 """The step function that `@autodist.function` makes: one program per signature, found by what a call is given."""
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from autodist_py.capture.function import (
     capture_function,
     step_signature,
 )
+from autodist_py.capture.user_code import fixed_size, line_of, made_by
 from autodist_py.proto.errors import AutoDistError, CaptureError
 
 
@@ -83,6 +85,7 @@ class DistributedFunction:
         self._bound: list[DistributedFunction] = []
         self._programs: dict[tuple[Any, ...], tuple[Program, Result, Any]] = {}
         self._batched_before: dict[tuple[Any, ...], tuple[bool, ...]] = {}
+        self._traced: dict[tuple[Any, ...], tf.Graph] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step on the global batch; returns what one device would have returned.
@@ -100,7 +103,11 @@ class DistributedFunction:
         entry = self._programs.get(call.key)
         if entry is not None:
             program, result, _ = entry
-            return result.pack(program.run(call.tensors))
+            try:
+                return result.pack(program.run(call.tensors))
+            except tf.errors.InvalidArgumentError as error:
+                self._explain(call, error)
+                raise
         try:
             program, result, _ = made = self._make(call)
             values = program.run(call.tensors)
@@ -109,11 +116,36 @@ class DistributedFunction:
         except (tf.errors.InvalidArgumentError, ValueError) as error:
             if self._batched is None and call.has_other_sizes:
                 raise CaptureError(self._sizes_message(call, error)) from error
+            self._explain(call, error)
             raise
         # Remembered only now: arguments that cannot be run together must not decide what the batch is.
         self._programs[call.key] = made
         self._batched_before.setdefault(call.kind, call.batched)
         return result.pack(values)
+
+    def _explain(self, call: Call, error: Exception) -> None:
+        """Let a failure on a replica's rows say at which of the user's lines, and what may have made it."""
+        found = re.search(r"\{\{node AutoDist-Replica-\d+/([^}]+)\}\}", str(error))
+        graph = self._traced.get(call.key)
+        op = None if found is None or graph is None else made_by(graph, found[1])
+        if op is None or call.examples is None:
+            return
+        error.add_note(f"'{op.name}' ({op.type}) was made in {line_of(op)}")
+        fixed = fixed_size(op, call.examples)
+        names = [name for _, name in self._slot_names(call.structure)]
+        arguments = zip(names, call.tensors, call.batched, strict=True)
+        shared = ", ".join(f"{name} {tensor.shape}" for name, tensor, is_batched in arguments if is_batched)
+        if fixed is not None:
+            error.add_note(
+                f"'{fixed.name}', made in {line_of(fixed)}, has {call.examples} rows whatever the batch, as the whole "
+                "batch has; a replica is given its part of it. Write tf.shape(x)[0], or -1 in a reshape, for the "
+                "number of examples"
+            )
+        elif self._batched is None and sum(call.batched) > 1:
+            error.add_note(
+                f"each replica is given its part of {shared}, as all have the first one's number of rows. If one of "
+                "them is no batch, such as weights of classes, name those that are: autodist.function(batched=[...])"
+            )
 
     def _sizes_message(self, call: Call, error: Exception) -> str:
         names = [name for _, name in self._slot_names(call.structure)]
@@ -157,12 +189,15 @@ class DistributedFunction:
     def clear(self) -> None:
         """Let go of all programs, also of those of the methods that were made from this."""
         self._programs.clear()
+        self._traced.clear()
         self._batched_before.clear()
         for step in self._bound:
             step.clear()
 
     def _make(self, call: Call) -> tuple[Program, Result, Any]:
         captured = self._capture(call)
+        if captured.graph is not None:
+            self._traced[call.key] = captured.graph
         program = self._compile(f"{self._name}/{len(self._programs)}", captured)
         return program, captured.result, call.structure  # the structure keeps alive what the key knows by its id
 

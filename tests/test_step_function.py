@@ -439,7 +439,42 @@ def each_worker_by_itself_must_not_write_state_from_its_part() -> None:
                 step(X)
 
 
+def notes_of(step: Callable[..., Any], *arguments: np.ndarray) -> str:
+    """What is said beside of a first step that fails."""
+    with AutoDist() as autodist:
+        with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+            autodist.function(step)(*arguments)
+        return "\n".join(raised.value.__notes__)
+
+
+def a_failure_on_a_replicas_rows_says_what_may_have_made_it() -> None:
+    x = np.ones((12, 2))
+    weight = tf.Variable(np.ones((2, 3)), name="weight")
+
+    def reshaped(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.reshape(x @ weight, [12, 3, 1])))
+        weight.assign_sub(tape.gradient(loss, weight))
+
+    said = notes_of(reshaped, x)
+    assert "test_step_function.py, line " in said
+    assert "loss = tf.reduce_mean(tf.square(tf.reshape(x @ weight, [12, 3, 1])))" in said
+    assert "has 12 rows whatever the batch" in said
+    assert "batched=" not in said
+
+    def weighted(x: tf.Tensor, labels: tf.Tensor, of_classes: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.reduce_sum(x @ weight, axis=1) * tf.gather(of_classes, labels))
+        weight.assign_sub(tape.gradient(loss, weight))
+
+    said = notes_of(weighted, x, np.full(12, 11), np.ones(12))
+    assert "tf.gather(of_classes, labels)" in said
+    assert "x (12, 2), labels (12,), of_classes (12,), as all have the first one's number of rows" in said
+    assert "autodist.function(batched=[...])" in said
+
+
 CASES = [
+    a_failure_on_a_replicas_rows_says_what_may_have_made_it,
     state_is_written_by_a_step_without_gradients,
     state_is_written_by_a_raw_op,
     arguments_are_taken_in_the_order_of_declaration,

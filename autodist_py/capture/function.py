@@ -77,6 +77,7 @@ class CapturedFunction:
         result: how the step's results are put together from the item's outputs.
         user_step: the step as the user wrote it, of its tensor arguments in flat order.
         examples: how many there are in the call that it was captured for; None: not known.
+        graph: the graph that was traced, in which ops know the user's lines.
     """
 
     item: GraphItem
@@ -85,6 +86,7 @@ class CapturedFunction:
     result: Result
     user_step: Callable[..., Any]
     examples: int | None = None
+    graph: tf.Graph | None = None
 
 
 def capture_function(
@@ -333,6 +335,7 @@ def _assemble(trace: _Trace, options: CaptureOptions, user_step: Callable[..., A
         state=state,
         result=Result(graph.structured_outputs, tuple(flat)),
         user_step=user_step,
+        graph=graph,
     )
 
 

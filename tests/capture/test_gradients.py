@@ -419,10 +419,13 @@ def test_rows_that_were_joined_are_gradients_of_their_own_by_what_their_indices_
 
     def step(ids):
         with tf.GradientTape() as tape:
-            looked_up = [tf.gather(table, one) for one in (ids, [0, 1], ids + 1, [2])]
-            loss = tf.add_n([tf.reduce_sum(tf.square(one)) for one in looked_up])
+            rows, others = (
+                tf.add_n([tf.reduce_sum(tf.square(tf.gather(table, one))) for one in looked_up])
+                for looked_up in ([ids, ids + 1], [[0, 1], [2]])
+            )
+            loss = rows + others * tf.reduce_sum(tf.cast(ids, tf.float64))
         table.scatter_sub(tape.gradient(loss, table))
         return loss
 
     item = capture(step, tf.zeros([2], tf.int64)).item
-    assert [(one.indices, one.reduction) for one in item.gradients] == [("", "sum")]  # Constants alone count once.
+    assert [(one.indices, one.rows, one.reduction) for one in item.gradients] == [("", None, "sum"), ("same", 3, "sum")]

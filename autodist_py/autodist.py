@@ -9,17 +9,18 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import tensorflow as tf
 
+from autodist_py.capture.alone import refused_gradients, require_no_strategy
 from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.function import CapturedFunction
 from autodist_py.capture.graph import GraphScope
-from autodist_py.capture.keras import compiled_models
+from autodist_py.capture.keras import compiled_models, refused_models
 from autodist_py.capture.keras_steps import Workers
 from autodist_py.compiler import Compiler
 from autodist_py.dump import Dump
@@ -113,9 +114,15 @@ class AutoDist:
         if settings.plan_dir:
             builder = Planner(builder, self.resources, settings.plan_dir)
             self.resources = local_resource_spec(1)
-        self._capture_options = CaptureOptions(loss_reduction, batch, shows_ops=settings.recorded_run == "ops")
         seed = settings.seed if seed is None else seed
         self._cluster = join_cluster(self.resources, settings)
+        self._capture_options = CaptureOptions(
+            loss_reduction,
+            batch,
+            shows_ops=settings.recorded_run == "ops",
+            num_workers=self._cluster.num_workers,
+            num_replicas=len(self.resources.replica_devices),
+        )
         self._recorder = (
             Recorder(settings.record_dir, rank=self._cluster.rank, steps=settings.record_steps)
             if settings.record_dir is not None
@@ -184,9 +191,14 @@ class AutoDist:
         return self._function(function, batched=batched, together=False)
 
     def _function(
-        self, function: Callable[..., Any], *, batched: Collection[str] | None, together: bool
+        self,
+        function: Callable[..., Any],
+        *,
+        batched: Collection[str] | None,
+        together: bool,
+        own: Collection[str] = (),
     ) -> DistributedFunction:
-        """A distributed step; `together`: all workers run it also where it trains nothing."""
+        """A distributed step; `together`: all workers run it also where it trains nothing; `own`: see the class."""
         self._require_open("function")
         step = DistributedFunction(
             function,
@@ -194,6 +206,7 @@ class AutoDist:
             name=f"{self._name}/function-{next(self._function_numbers)}",
             options=self._capture_options,
             batched=batched,
+            own=own,
         )
         self._functions.add(step)
         return step
@@ -239,26 +252,39 @@ class AutoDist:
         batch, and does what it does on one device. In graph mode (`with tf.Graph().as_default(), autodist.scope():`)
         the graph is the single-device program; `create_distributed_session()` compiles it.
 
+        With several workers, what trains in here in another way is refused: every worker would train by itself.
+
         Raises:
             CaptureError: a second graph under the same AutoDist object; or a Keras model is compiled for another
-                backend, or with options that make a step no graph.
+                backend, or with options that make a step no graph; or, with several workers, a gradient of a variable
+                is computed outside of what is captured.
         """
         self._require_open("scope")
-        if tf.executing_eagerly():
-            with compiled_models(self._keras_workers()):
+        require_no_strategy("scope() is entered")
+        with ExitStack() as stack:
+            captured = None if tf.executing_eagerly() else self._captured_graph()
+            if self.num_workers > 1:
+                stack.enter_context(refused_gradients(captured.graph if captured else None))
+            if captured is None:
+                stack.enter_context(compiled_models(self._keras_workers()))
                 self._look_for_writers()
-                yield self
-            return
+            else:
+                if self.num_workers > 1:
+                    stack.enter_context(refused_models())
+                stack.enter_context(captured.recording())
+            yield self
+
+    def _captured_graph(self) -> GraphScope:
+        """What is captured of the default graph."""
         graph = tf.compat.v1.get_default_graph()
         if self._scope is None:
-            self._scope = GraphScope(graph, seed=self._seed)
+            self._scope = GraphScope(graph, self._capture_options, seed=self._seed)
         elif self._scope.graph is not graph:
             raise CaptureError(
                 "scope() was entered with another graph than before; one AutoDist object compiles one graph. "
                 "Close this one and make another AutoDist for the second graph"
             )
-        with self._scope.recording():
-            yield self
+        return self._scope
 
     def create_distributed_session(self) -> DistributedSession:
         """A session over the graph that was built in `scope()`, with the interface of `tf.compat.v1.Session`.
@@ -363,6 +389,8 @@ class AutoDist:
         finally:
             if self._session is not None:
                 self._session.close()
+            if self._scope is not None:
+                self._scope.close()
             for function in self._functions:
                 function.clear()
             self._functions.clear()
@@ -441,7 +469,13 @@ class AutoDist:
         self._look_for_writers()
         strategy = self._compiler.strategy(captured.item)
         return self._compiler.distributed(
-            captured.item, strategy, captured.variables, captured.state, name=name, examples=captured.examples
+            captured.item,
+            strategy,
+            captured.variables,
+            captured.state,
+            name=name,
+            examples=captured.examples,
+            own=captured.own,
         )
 
     def _look_for_writers(self) -> None:

@@ -7,7 +7,7 @@ import difflib
 import logging
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -15,7 +15,7 @@ from typing import cast
 import tensorflow as tf
 
 from autodist_py.engines import Engine, automatic_engine, with_engine
-from autodist_py.kernel.analysis import analyse, varying_writes
+from autodist_py.kernel.analysis import writes_of_own_part
 from autodist_py.kernel.device import Place, resolve
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.pipeline import CompiledProgram, compile
@@ -102,6 +102,7 @@ class Compiler:
         name: str,
         namespace: str = "",
         examples: int | None = None,
+        own: Collection[str] = (),
     ) -> StepProgram:
         """A program that all workers run together.
 
@@ -113,6 +114,7 @@ class Compiler:
             name: what the program is called in profiles and causes of failure.
             namespace: see Executor.
             examples: how many this worker is given in the step that is compiled for; None: not known.
+            own: names of inputs that are each worker's own, and not compared.
         """
         begin = time.perf_counter()
         strategy = self.served.at_home(strategy, variables)
@@ -133,7 +135,7 @@ class Compiler:
         self._require_same_launches(program)
         fed = [source.name for source in item.inputs if source.kind == "feed"]
         checked_steps = self._checked_steps if program.pace.is_together else 0
-        check = InputCheck(self.cluster, self._key("inputs"), fed, steps=checked_steps)
+        check = InputCheck(self.cluster, self._key("inputs"), fed, own=own, steps=checked_steps)
         for warning in self._otherwise(program, strategy) if self.cluster.is_chief else ():
             _log.warning("%s: %s", name, warning)
         own = {**variables, **self.memories.of(program.memories, variables, self.cluster.num_workers)}
@@ -186,7 +188,7 @@ class Compiler:
         written = {v.name: variables[v.name] for v in item.variables if v.update_ops}
         if self._options.batch == "local" and self.cluster.num_workers > 1:
             # Nobody else takes part, so nothing is combined.
-            for variable, writer in varying_writes(item, analyse(replace(item, statistics=()), batch="local")):
+            for variable, writer in writes_of_own_part(item):
                 raise CaptureError(
                     f"variable '{variable}' is written by '{writer}' with what depends on this worker's own part of "
                     'the batch (batch="local"), in a run that each worker does by itself, so that it would differ '

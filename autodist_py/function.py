@@ -72,7 +72,18 @@ class DistributedFunction:
         name: str,
         options: CaptureOptions,
         batched: Collection[str] | None,
+        own: Collection[str] = (),
     ):
+        """Distribute `function`.
+
+        Args:
+            function: a step of one device.
+            compile_program: makes a program, of a name and what was captured.
+            name: of the step's programs.
+            options: what the user said about the batch.
+            batched: see `AutoDist.function`.
+            own: names of the arguments that each worker has of its own, though the batch is the same for all.
+        """
         self.python_function = function
         self.__doc__ = getattr(function, "__doc__", None)
         self.__name__ = getattr(function, "__name__", type(function).__name__)
@@ -81,6 +92,7 @@ class DistributedFunction:
         self._compile = compile_program
         self._options = options
         self._batched = None if batched is None else frozenset(batched)
+        self._own = frozenset(own)
         self._signature = step_signature(function)
         self._bound: list[DistributedFunction] = []
         self._programs: dict[tuple[Any, ...], tuple[Program, Result, Any]] = {}
@@ -96,8 +108,7 @@ class DistributedFunction:
         """
         if not tf.executing_eagerly():
             raise CaptureError(
-                f"'{self.__name__}' is a distributed step and was called while another function is traced "
-                f"('{tf.compat.v1.get_default_graph()}'); call it from plain Python"
+                f"'{self.__name__}' is a distributed step, which is captured by itself, and was called {self._where()}"
             )
         call = self._take_apart(*self._in_order(args, kwargs))
         entry = self._programs.get(call.key)
@@ -146,6 +157,17 @@ class DistributedFunction:
                 f"each replica is given its part of {shared}, as all have the first one's number of rows. If one of "
                 "them is no batch, such as weights of classes, name those that are: autodist.function(batched=[...])"
             )
+
+    def _where(self) -> str:
+        """Where it was called from, if not from plain Python, and the way out."""
+        graph = tf.compat.v1.get_default_graph()
+        if graph.building_function:
+            return f"while the function '{graph.name}' is traced; call it from plain Python"
+        return (
+            "where a tf.Graph is built. Leave `tf.Graph().as_default()` (or what disables eager execution) out: "
+            "variables are then made eagerly, and scope() is for Keras alone. Or leave @autodist.function out: build "
+            "the step in the graph, and run it in autodist.create_distributed_session()"
+        )
 
     def _sizes_message(self, call: Call, error: Exception) -> str:
         names = [name for _, name in self._slot_names(call.structure)]
@@ -211,7 +233,10 @@ class DistributedFunction:
             )
         ]
         captured = capture_function(self.python_function, arguments, call.structure, self._options)
-        return replace(captured, examples=call.examples)
+        fed = (source.name for source in captured.item.inputs if source.kind == "feed")
+        named = zip(self._slot_names(call.structure), fed, strict=True)
+        own = frozenset(fed_as for (parameter, _), fed_as in named if parameter in self._own)
+        return replace(captured, examples=call.examples, own=own)
 
     def _slot_names(self, structure: Any) -> list[tuple[str, str]]:
         """For each tensor argument its parameter, and its own name."""

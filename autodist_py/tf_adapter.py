@@ -11,7 +11,7 @@ from tensorflow.python.client import pywrap_tf_session as c_api
 from tensorflow.python.client import session
 from tensorflow.python.data.experimental.ops import distribute
 from tensorflow.python.eager import context, record
-from tensorflow.python.framework import c_api_util, importer
+from tensorflow.python.framework import c_api_util, importer, stack
 from tensorflow.python.framework import func_graph as func_graph_module
 from tensorflow.python.ops import resource_variable_ops as variable_ops
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -38,6 +38,13 @@ def profiled(space: bytes) -> Iterator[ProfiledEvent]:
 
 SessionInterface: type = session.SessionInterface
 """What `tf.compat.v1.train.Saver` takes for a session."""
+
+
+def default_session(session: Any) -> AbstractContextManager[Any]:
+    """`session` is what `eval()` and `run()` use within the context."""
+    context_manager: AbstractContextManager[Any] = stack.default_session(session)
+    return context_manager
+
 
 Runner = Callable[[Sequence[tf.Tensor]], list[Any]]
 
@@ -140,9 +147,17 @@ def uninitialized_variable(name: str, dtype: tf.DType, shape: tf.TensorShape, *,
     return variable_ops.UninitializedVariable(name=name, dtype=dtype, shape=shape, trainable=trainable)
 
 
+class _FetchHandler(session._FetchHandler):
+    """TensorFlow's own, which asks the graph itself, not what keeps other sessions from fetching."""
+
+    def _assert_fetchable(self, graph: tf.Graph, op: tf.Operation) -> None:
+        if not type(graph).is_fetchable(graph, op):
+            super()._assert_fetchable(graph, op)
+
+
 def fetch_handler(graph: tf.Graph, fetches: Any) -> Any:
     """TensorFlow's own reading of a structure of fetches, with `fetches()`, `targets()` and `build_results()`."""
-    return session._FetchHandler(graph, fetches, {})
+    return _FetchHandler(graph, fetches, {})
 
 
 @contextmanager

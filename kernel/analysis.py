@@ -97,6 +97,21 @@ def varying_writes(item: GraphItem, analysis: Analysis) -> Iterator[tuple[str, s
                 yield variable.name, writer
 
 
+def writes_of_own_part(item: GraphItem) -> Iterator[tuple[str, str]]:
+    """(variable, op that writes it) for every write of what depends on the examples that this worker was given.
+
+    Random numbers are no examples: all workers draw the same where each runs the same by itself.
+    """
+    view = GraphView(tf.compat.v1.GraphDef.FromString(item.graph_def))
+    examples = {op_of(tensor.name) for tensor in batched_tensors(item, view)}
+    examples |= {node.name for node in view.of_type(ITERATOR_NEXT)}
+    reached = view.dataflow_descendants(examples)
+    for variable in item.variables:
+        for writer in variable.update_ops:
+            if writer in reached:
+                yield variable.name, writer
+
+
 def require_replicated_writes(item: GraphItem, analysis: Analysis) -> None:
     """Refuse what replicas cannot be kept equal by: state written from what is not combined over them.
 

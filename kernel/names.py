@@ -9,6 +9,11 @@ ASSIGNED = "/AutoDist-Assign-"
 """What stands between a captured op's name and a number in the name of one of the assignments made in its place."""
 
 
+def is_reserved(name: str) -> bool:
+    """Whether an operation of this name would be taken for one of the kernel's own."""
+    return name.startswith((f"{KERNEL_SCOPE}/", REPLICA_SCOPE)) or ASSIGNED in name
+
+
 class TensorName(NamedTuple):
     """A tensor's name as NodeDefs write it, taken apart: `op`, `op:1`, or `^op` for a control edge."""
 

@@ -59,12 +59,12 @@ CASES = {
     ),
     "data that differ between workers": (
         JOIN
-        + "step = autodist.function(update)\n"
+        + "step = autodist.function(lambda autodist_x: update(autodist_x))\n"  # Whatever it is called.
         + "rng = np.random.default_rng(0)\n"
         + "for i in range(9):\n"
         + "    x = rng.normal(size=[4, 3]).astype(np.float32)\n"
         + "    step(x[::-1] if i == 4 and autodist.rank == 1 else x)\n",
-        ("same global batch, but 'x' of worker 1 differs from the chief's", 'AutoDist(batch="local")'),
+        ("same global batch, but 'autodist_x' of worker 1 differs from the chief's", 'AutoDist(batch="local")'),
     ),
     "other arguments on one worker": (
         "import os\nAutoDist(batch='local' if 'AUTODIST_RANK' in os.environ else 'global')\n",

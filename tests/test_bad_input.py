@@ -217,3 +217,25 @@ def test_a_closed_autodist_says_so() -> None:
     autodist.close()
     with pytest.raises(AutoDistError, match="closed; make a new one"):
         step(tf.ones(2))
+
+
+def test_a_step_function_in_a_graph_says_what_to_leave_out(autodist: AutoDist) -> None:
+    with tf.Graph().as_default(), autodist.scope():
+        step = autodist.function(lambda x: x + 1)
+        with pytest.raises(
+            CaptureError, match=r"Leave `tf\.Graph\(\)\.as_default\(\)`.*Or leave @autodist\.function out"
+        ):
+            step(tf.zeros([4]))
+
+
+@pytest.mark.parametrize("name", ["AutoDist/x", "AutoDist-Replica-0/x", "w/AutoDist-Assign-1"])
+def test_names_of_the_kernels_own_are_refused(autodist: AutoDist, name: str) -> None:
+    with pytest.raises(CaptureError, match=f"'{name}' is named as what autodist_py adds.*another name"):
+        autodist.function(lambda x: tf.identity(x, name=name))(tf.zeros([4]))
+
+
+def test_other_names_like_ours_are_the_users(autodist: AutoDist) -> None:
+    def step(autodist_x: tf.Tensor) -> tf.Tensor:
+        return tf.identity(autodist_x + 1.0, name="AutoDistribution")
+
+    assert np.array_equal(autodist.function(step)(tf.zeros([2])), [1.0, 1.0])

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,6 +16,7 @@ from tests import fit_oracle
 from tests.cluster_pool import THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, Cluster
 from tests.cluster_pool import same_on_all_workers as same
 from tests.fit_oracle import VALIDATION, WEIGHTS, X, Y
+from tests.oracle import assert_close
 
 pytestmark = pytest.mark.parametrize(
     "cluster", [TWO_REPLICAS, TWO_WORKERS, THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
@@ -129,6 +131,8 @@ def refused(folder: str) -> None:
                 outside.fit(X, Y, verbose=0)
             with pytest.raises(CaptureError, match=r"compile\(run_eagerly=True\) cannot be distributed"):
                 compiled("sgd", run_eagerly=True)
+            with pytest.raises(CaptureError, match=r"\(train_on_batch\) in scope.*compiled outside of it"):
+                outside.train_on_batch(X, Y)
             model = compiled("sgd")
         history = model.fit(X, Y, verbose=0, callbacks=[ThroughputLogger()]).history
         assert history["examples_per_second"][0] > 0
@@ -139,3 +143,46 @@ def refused(folder: str) -> None:
 
 def test_what_cannot_be_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     cluster.run(refused, folder=str(tmp_path))
+
+
+class OwnFunction(tf_keras.Sequential):
+    """A model that makes the function that trains it."""
+
+    def make_train_function(self, force: bool = False) -> Any:
+        self.train_function = lambda iterator: {"loss": next(iterator)}
+        return self.train_function
+
+
+def refused_beside() -> None:
+    """What would train each worker by itself, and what asks for a combination that nobody would do."""
+    with AutoDist() as autodist, autodist.scope():
+        if autodist.num_workers > 1:
+            with pytest.raises(CaptureError, match=r"OwnFunction has a make_train_function of its own.*every worker"):
+                compiled("sgd", OwnFunction)
+            with tf.Graph().as_default(), AutoDist() as other, other.scope():
+                for model in (tf_keras.Sequential([tf_keras.layers.Dense(1)]), keras.Sequential([])):
+                    with pytest.raises(CaptureError, match=r"compiled in scope\(\) in a tf.Graph.*Leave tf.Graph"):
+                        model.compile("sgd", "mse")
+        with pytest.raises(CaptureError, match="OneDeviceStrategy"), tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+            compiled("sgd")
+        for layers in (tf_keras.layers, keras.layers):
+            layer = layers.BatchNormalization(synchronized=True, name="together")
+            layer.build([None, 6])
+
+            @autodist.function
+            def normalized(x: Any, training: bool, layer: Any = layer) -> Any:
+                return layer(x, training=training)
+
+            assert_close(np.array(normalized(X, False)), np.array(layer(X, training=False)), "what is not synchronized")
+            with pytest.raises(CaptureError, match=r"layer 'together' asks tf.distribute.*synchronized=False"):
+                normalized(X, True)
+
+        def network() -> tf_keras.Model:
+            return tf_keras.Sequential([tf_keras.layers.experimental.SyncBatchNormalization(name="synced")])
+
+        with pytest.raises(CaptureError, match=r"layer 'synced' asks tf\.distribute"):
+            compiled("sgd", network, metrics=None).fit(X, Y, verbose=0)
+
+
+def test_what_would_train_each_worker_by_itself_is_refused(cluster: Cluster) -> None:
+    cluster.run(refused_beside)

@@ -2,7 +2,7 @@
 
 from collections import namedtuple
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
-from autodist_py import AutoDist
+from autodist_py import AutoDist, CaptureError, SessionError
 from autodist_py.strategy_builders.base import StrategyBuilder
 from tests.cluster_pool import TWO_REPLICAS, TWO_WORKERS, UNEVEN_WORKERS, Cluster
 from tests.cluster_pool import same_on_all_workers as same
@@ -332,3 +333,171 @@ def _graph_of_iterators(*, one_shot: bool) -> tuple[tf.Operation, tf.Tensor]:
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_iterators_of_a_graph_are_shared_out_and_begin_anew_when_initialized(cluster: Cluster, epochs: int):
     same(cluster.run(train_from_iterators, epochs=epochs))
+
+
+def begin_without_initializer(batch: str, directory: str) -> Values:
+    """No worker initializes anything, and each would draw other numbers: the chief's count, from the beginning."""
+    with AutoDist(batch=batch) as autodist:
+        with tf.Graph().as_default() as single:
+            feeds, _ = _graph_of_random_weights(seed=1)
+        with tf.Graph().as_default(), autodist.scope():
+            _graph_of_random_weights(seed=1 + autodist.rank)
+        with tf.compat.v1.Session(graph=single) as plain:
+            plain.run("initialize")
+            initial = session_values(single, plain)
+            with autodist.create_distributed_session() as session:
+                assert tf.compat.v1.get_default_session() is session
+                graph = session.graph
+                weight, word = (next(v for v in _variables(graph) if v.op.name == name) for name in ("table", "word"))
+                assert word.eval() == b"word"
+                assert_close(weight.eval(), initial["table"], "a weight before the first step")
+                saved = graph.get_tensor_by_name("save/Const:0"), f"{directory}/{autodist.rank}"
+                session.run("save/control_dependency:0", dict([saved]))
+                for whole in batches("both"):
+                    own = [np.array_split(rows, autodist.num_workers)[autodist.rank] for rows in whole]
+                    given = own if batch == "local" else whole
+                    graph.get_operation_by_name("train").run(dict(zip((t.name for t in feeds), given, strict=True)))
+                    plain.run("train", dict(zip(feeds, whole, strict=True)))
+                trained = session_values(graph, session)
+                for name, wanted in session_values(single, plain).items():
+                    if name != "word":
+                        assert_close(trained[name], wanted, f"variable '{name}'")
+                graph.get_operation_by_name("save/restore_all").run(dict([saved]))
+                assert_close(weight.eval(), initial["table"], "a weight that was restored")
+                session.run("train", dict(zip((t.name for t in feeds), given, strict=True)))
+                session.run("initialize")
+                assert word.eval() == b"word"
+                if autodist.is_chief:  # Who runs an initializer by itself has its own numbers, up to the next step.
+                    assert_close(weight.eval(), initial["table"], "a weight that was initialized again")
+    del trained["word"]
+    return trained
+
+
+def _graph_of_random_weights(seed: int) -> tuple[list[tf.Tensor], tf.Tensor]:
+    tf.compat.v1.set_random_seed(seed)
+    feeds = placeholders("both")
+    weights = {
+        name: tf.compat.v1.get_variable(
+            name, initializer=tf.random.uniform(value.shape, -0.5, 0.5, tf.float64), use_resource=True
+        )
+        for name, value in initial_values("both", 1).items()
+    }
+    tf.compat.v1.get_variable("word", initializer=tf.constant("word"), trainable=False)
+    loss = squared_error(predict(weights, feeds[:-1]), feeds[-1])
+    tf.compat.v1.train.MomentumOptimizer(0.05, 0.9).minimize(loss, name="train")
+    tf.group(tf.compat.v1.global_variables_initializer(), name="initialize")
+    tf.compat.v1.train.Saver(name="save")
+    return feeds, loss
+
+
+def _variables(graph: tf.Graph) -> list[Any]:
+    return list(graph.get_collection("variables"))
+
+
+@pytest.mark.parametrize("batch", ["global", "local"])
+def test_variables_that_nobody_initialized_begin_with_the_chiefs_values(cluster: Cluster, batch: str, tmp_path: Path):
+    same(cluster.run(begin_without_initializer, batch=batch, directory=str(tmp_path)))
+
+
+def train_in_other_sessions() -> None:
+    """Sessions of TensorFlow's own read; with several workers none trains until the AutoDist is closed."""
+    with AutoDist() as autodist, tf.Graph().as_default() as graph:
+        with autodist.scope():
+            feeds, loss = _graph_of_random_weights(seed=1)
+            given = dict(zip(feeds, batches("both")[0], strict=True))
+            refused = (
+                pytest.raises(SessionError, match=r"'train' runs '.*Apply.*every worker would train by itself.*create_")
+                if autodist.num_workers > 1
+                else nullcontext()
+            )
+            with tf.compat.v1.Session() as session:
+                session.run("initialize")
+                before = session.run([loss, "table/Read/ReadVariableOp:0"], given)
+                with refused:
+                    session.run(["train"], given)
+                assert np.array_equal(session.run(loss, given), before[0]) == (autodist.num_workers > 1)
+        with refused, tf.compat.v1.train.MonitoredTrainingSession() as monitored:
+            monitored.run(["train"], given)
+        autodist.close()
+    with tf.compat.v1.Session(graph=graph) as session:
+        session.run("initialize")
+        session.run(["train"], given)
+        assert not np.array_equal(session.run(loss, given), before[0])
+
+
+def test_no_session_of_tensorflows_own_trains_on_several_workers(cluster: Cluster):
+    cluster.run(train_in_other_sessions)
+
+
+def train_past_all_doors() -> None:
+    """What computes gradients in scope() and is no captured step: eagerly, in a function, in another graph."""
+    with AutoDist() as autodist:
+        weight = tf.Variable(2.0, name="weight")
+        refused = (
+            pytest.raises(CaptureError, match=r"gradient of variable 'weight.*in scope\(\), and not in a step that is")
+            if autodist.num_workers > 1
+            else nullcontext()
+        )
+
+        def step(x: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(weight * x)
+            return tape.gradient(loss, weight)
+
+        with autodist.scope():
+            for gradient_of in (step, tf.function(step, autograph=False)):
+                with refused:
+                    assert gradient_of(tf.ones([4])) == 1.0
+            with refused, tf.Graph().as_default():
+                inner = tf.compat.v1.get_variable("weight", [])
+                tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(inner**2)
+            assert autodist.function(step)(np.ones([4], np.float32)) == 1.0
+            x = tf.ones([4])
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(weight * x)
+            assert np.array_equal(tape.gradient(loss, x), [2.0] * 4)
+        assert step(tf.ones([4])) == 1.0
+        with (
+            tf.distribute.OneDeviceStrategy("/cpu:0").scope(),
+            pytest.raises(CaptureError, match=r"OneDeviceStrategy.*leave the tf.distribute strategy out"),
+            autodist.scope(),
+        ):
+            pass
+
+
+def test_training_in_scope_that_no_door_sees_is_refused_on_several_workers(cluster: Cluster):
+    cluster.run(train_past_all_doors)
+
+
+def train_by_gradients_made_before() -> None:
+    with AutoDist() as autodist, tf.Graph().as_default():
+        feeds, _ = _graph_of_random_weights(seed=1)
+        with autodist.scope():
+            session = autodist.create_distributed_session()
+        given = dict(zip(feeds, batches("both")[0], strict=True))
+        refused = (
+            pytest.raises(SessionError, match=r"'train/.*was not computed in scope\(\)")
+            if autodist.num_workers > 1
+            else nullcontext()
+        )
+        with refused:
+            session.run("train", given)
+        session.close()
+
+
+def test_a_gradient_computed_before_the_scope_trains_nothing_on_several_workers(cluster: Cluster):
+    cluster.run(train_by_gradients_made_before)
+
+
+def synchronized_in_a_graph() -> None:
+    with AutoDist() as autodist, tf.Graph().as_default(), autodist.scope():
+        layer = tf_keras.layers.BatchNormalization(synchronized=True, name="together")
+        x = tf.compat.v1.placeholder(tf.float32, [None, 3])
+        layer(x, training=False)
+        with pytest.raises(CaptureError, match=r"layer 'together' asks tf\.distribute to combine"):
+            layer(x, training=True)
+
+
+def test_synchronized_batch_normalization_is_refused_in_a_graph(cluster: Cluster):
+    cluster.run(synchronized_in_a_graph)

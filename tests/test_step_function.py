@@ -473,8 +473,28 @@ def a_failure_on_a_replicas_rows_says_what_may_have_made_it() -> None:
     assert "autodist.function(batched=[...])" in said
 
 
+def an_operation_is_run_and_returned_as_nothing() -> None:
+    """As a session returns it; a plain tf.function cannot return one."""
+
+    def step(model: Regression, x: tf.Tensor) -> tuple[tf.Tensor, tf.Operation]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.linalg.matvec(x, model.weight) ** 2)
+        optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+        return loss, optimizer.apply_gradients([(tape.gradient(loss, model.weight), model.weight)])
+
+    def run(model: Regression, decorate: Callable[..., Any]) -> None:
+        is_plain = decorate is tf.function
+        running = decorate(lambda x: step(model, x)[0]) if is_plain else decorate(lambda x: step(model, x))
+        for _ in range(3):
+            result = running(X)
+            assert is_plain or result[1] is None
+
+    train_alike(run)
+
+
 CASES = [
     a_failure_on_a_replicas_rows_says_what_may_have_made_it,
+    an_operation_is_run_and_returned_as_nothing,
     state_is_written_by_a_step_without_gradients,
     state_is_written_by_a_raw_op,
     arguments_are_taken_in_the_order_of_declaration,

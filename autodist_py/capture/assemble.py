@@ -12,7 +12,7 @@ from autodist_py.capture.shapes import full_shape
 from autodist_py.capture.statistics import with_statistics
 from autodist_py.capture.traced import TracedGraph
 from autodist_py.kernel.graph_view import GraphView
-from autodist_py.kernel.names import op_of
+from autodist_py.kernel.names import ASSIGNED, KERNEL_SCOPE, REPLICA_SCOPE, is_reserved, op_of
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
 from autodist_py.proto.text import some
@@ -27,11 +27,15 @@ class CaptureOptions:
         batch: whether workers are given the same batch ("global"), or each its own part ("local").
         shows_ops: whether the values of ops are results too, after the user's own, where it is known what they are for
             the whole batch.
+        num_workers: how many workers train.
+        num_replicas: how many replicas share a batch.
     """
 
     loss_reduction: str = "mean"
     batch: str = "global"
     shows_ops: bool = False
+    num_workers: int = 1
+    num_replicas: int = 1
 
 
 def assemble(traced: TracedGraph, options: CaptureOptions) -> GraphItem:
@@ -40,8 +44,9 @@ def assemble(traced: TracedGraph, options: CaptureOptions) -> GraphItem:
     Values that replicas must exchange beside the gradients pass through ops of their own: see `statistics.py`.
 
     Raises:
-        CaptureError: a gradient trains and is also differentiated through (MAML).
+        CaptureError: a gradient trains and is also differentiated through (MAML); or an op has a name of the kernel's.
     """
+    _require_own_names(traced)
     traced = take_joints_apart(traced)
     whole = GraphView(traced.graph)
     needed = whole.ancestors([*(op_of(output.tensor) for output in traced.outputs), *traced.run_ops])
@@ -86,6 +91,17 @@ def _filling(whole: GraphView, initializers: Iterable[str], needed: Set[str]) ->
         tables = [op_of(read) for read in whole.nodes[name].input if not read.startswith("^")][:1]
         if needed & set(tables):
             yield name
+
+
+def _require_own_names(traced: TracedGraph) -> None:
+    """Refuse ops of the user's whose names are the kernel's."""
+    for node in traced.graph.node:
+        if is_reserved(node.name):
+            raise CaptureError(
+                f"'{node.name}' is named as what autodist_py adds to a graph (under '{KERNEL_SCOPE}/', or with "
+                f"'{REPLICA_SCOPE}' or '{ASSIGNED}'), so the two could not be told apart; give the op, the variable or "
+                "the name scope another name"
+            )
 
 
 def _training(view: GraphView, traced: TracedGraph, recorded: Sequence[Gradient]) -> tuple[Gradient, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist_py.capture import tf_adapter
+from autodist_py.capture.alone import require_no_strategy
 from autodist_py.capture.assemble import (
     CaptureOptions,
     assemble,
@@ -22,6 +23,7 @@ from autodist_py.capture.assemble import (
 )
 from autodist_py.capture.gradients import GradientRecorder
 from autodist_py.capture.layers import LayerRecorder
+from autodist_py.capture.replica_contexts import refused_combinations
 from autodist_py.capture.shapes import static_shape
 from autodist_py.capture.traced import TracedGraph
 from autodist_py.kernel.graph_view import READS_VARIABLE
@@ -78,6 +80,7 @@ class CapturedFunction:
         user_step: the step as the user wrote it, of its tensor arguments in flat order.
         examples: how many there are in the call that it was captured for; None: not known.
         graph: the graph that was traced, in which ops know the user's lines.
+        own: names of inputs that are each worker's own, though the batch is the same for all.
     """
 
     item: GraphItem
@@ -87,6 +90,7 @@ class CapturedFunction:
     user_step: Callable[..., Any]
     examples: int | None = None
     graph: tf.Graph | None = None
+    own: frozenset[str] = frozenset()
 
 
 def capture_function(
@@ -106,18 +110,20 @@ def capture_function(
     Raises:
         CaptureError: the construct that cannot be captured, and the way out.
     """
-    traced = _Trace(function, arguments)
+    require_no_strategy("the step is called")
+    is_shared_out = options.num_replicas > 1
+    traced = _Trace(function, arguments, is_shared_out=is_shared_out)
     traced.run(structure)
     if traced.creates_variables:
         # As tf.function does: the first trace creates variables, the second is the step.
-        traced = _Trace(function, arguments, is_second=True)
+        traced = _Trace(function, arguments, is_shared_out=is_shared_out, is_second=True)
         traced.run(structure)
     return _assemble(traced, options, partial(_call, function, structure))
 
 
 def _call(function: Callable[..., Any], structure: Any, *tensors: tf.Tensor) -> Any:
     args, kwargs = _filled(structure, tensors)
-    return function(*args, **kwargs)
+    return tf_adapter.returned(function(*args, **kwargs))
 
 
 def _filled(structure: Any, tensors: Sequence[tf.Tensor]) -> Any:
@@ -128,11 +134,18 @@ def _filled(structure: Any, tensors: Sequence[tf.Tensor]) -> Any:
 class _Trace:
     """One trace of a function: the graph, and all that is recorded while it is made."""
 
-    def __init__(self, function: Callable[..., Any], arguments: Sequence[Argument], *, is_second: bool = False):
-        self._is_second = is_second
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Argument],
+        *,
+        is_shared_out: bool,
+        is_second: bool = False,
+    ):
+        self._is_shared_out, self._is_second = is_shared_out, is_second
         self._function, self._autograph = tf_adapter.unwrap_function(function)
         self.arguments = arguments
-        self.graph = tf_adapter.FuncGraph(_function_name(self._function))
+        self.graph = tf_adapter.StepGraph(_function_name(self._function))
         self.recorder = GradientRecorder(self.graph)
         self.layers = LayerRecorder(self.graph)
         self.uses = _VariableUses()
@@ -165,7 +178,7 @@ class _Trace:
         """Whether the body fails only because it does not know how many examples there are."""
         if not any(argument.batched for argument in self.arguments):
             return False
-        graph = tf_adapter.FuncGraph("known_sizes")
+        graph = tf_adapter.StepGraph("known_sizes")
         with graph.as_default():
             sizes = [
                 [_SOME_EXAMPLES, *argument.spec.shape[1:]] if argument.batched else argument.spec.shape
@@ -188,6 +201,8 @@ class _Trace:
         with ExitStack() as stack:
             stack.enter_context(self.recorder.active())
             stack.enter_context(self.layers.active())
+            if self._is_shared_out:
+                stack.enter_context(refused_combinations(self.graph, self.layers.innermost))
             stack.enter_context(self.uses.active())
             stack.enter_context(tf_adapter.inlined_functions(self.graph))
             stack.enter_context(self.graph.as_default())

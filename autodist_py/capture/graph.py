@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist_py.capture import tf_adapter
+from autodist_py.capture.alone import SessionGuard
 from autodist_py.capture.assemble import (
     CaptureOptions,
     aggregation_name,
@@ -18,12 +19,25 @@ from autodist_py.capture.assemble import (
 )
 from autodist_py.capture.gradients import GradientRecorder
 from autodist_py.capture.layers import LayerRecorder
+from autodist_py.capture.replica_contexts import refused_combinations
 from autodist_py.capture.shapes import full_shape, static_shape
 from autodist_py.capture.traced import TracedGraph
 from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
 from autodist_py.kernel.names import op_of, parse
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Output, Variable
+
+_NOT_YET = frozenset(
+    {
+        "IteratorGetNext",
+        "LookupTableFindV2",
+        "Placeholder",
+        "QueueDequeueManyV2",
+        "QueueDequeueUpToV2",
+        "QueueDequeueV2",
+    }
+)
+"""Op types by which an initial value is fed, or read from what a script has yet to fill: nobody can make it before."""
 
 _REFERENCE_VARIABLES = frozenset({"Variable", "VariableV2", "AutoReloadVariable", "TemporaryVariable"})
 
@@ -40,12 +54,14 @@ class Signature:
 class GraphScope:
     """A graph that is captured: what is recorded while it is built, and the items that are cut out of it."""
 
-    def __init__(self, graph: tf.Graph, *, seed: int | None):
+    def __init__(self, graph: tf.Graph, options: CaptureOptions, *, seed: int | None):
         self.graph = graph
         self._recorder = GradientRecorder(graph)
         self._layers = LayerRecorder(graph)
         self._savers: list[Any] = []
         self._seed = seed
+        self._is_shared_out = options.num_replicas > 1
+        self._guard = SessionGuard(graph, self._gradient_tensors) if options.num_workers > 1 else None
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -53,9 +69,13 @@ class GraphScope:
         if self._seed is not None and self.graph.seed is None:
             self.graph.seed = self._seed
         with ExitStack() as stack:
+            if self._guard is not None:
+                stack.enter_context(self._guard.active())
             stack.enter_context(self._recorder.active())
             stack.enter_context(self._layers.active())
             stack.enter_context(tf_adapter.savers_built(self._note_saver))
+            if self._is_shared_out:
+                stack.enter_context(refused_combinations(self.graph, self._layers.innermost))
             stack.enter_context(tf_adapter.inlined_functions(self.graph))
             yield
 
@@ -63,18 +83,18 @@ class GraphScope:
         if tf.compat.v1.get_default_graph() is self.graph:
             self._savers.append(saver)
 
+    def close(self) -> None:
+        """Let go of the graph: sessions of TensorFlow's may train with it."""
+        if self._guard is not None:
+            self._guard.close()
+
     def variables(self) -> dict[str, Variable]:
         """The graph's variables by name.
 
         Raises:
             CaptureError: a reference variable, or one without a static shape.
         """
-        known = {
-            op_of(variable.handle.name): variable
-            for collection in (tf.compat.v1.GraphKeys.GLOBAL_VARIABLES, tf.compat.v1.GraphKeys.LOCAL_VARIABLES)
-            for variable in self.graph.get_collection(collection)
-            if tf_adapter.is_variable(variable)
-        }
+        known = self._known_variables()
         found = {}
         for op in self.graph.get_operations():
             if op.type in _REFERENCE_VARIABLES:
@@ -85,6 +105,25 @@ class GraphScope:
             if op.type == VARIABLE_OP:
                 found[op.name] = _variable(op, known.get(op.name))
         return found
+
+    def _known_variables(self) -> dict[str, Any]:
+        """The objects of the graph's variables, by name."""
+        return {
+            op_of(variable.handle.name): variable
+            for collection in (tf.compat.v1.GraphKeys.GLOBAL_VARIABLES, tf.compat.v1.GraphKeys.LOCAL_VARIABLES)
+            for variable in self.graph.get_collection(collection)
+            if tf_adapter.is_variable(variable)
+        }
+
+    def initializers(self) -> dict[str, str]:
+        """For each variable whose initial value nothing need be fed, read or filled for, the op that assigns it."""
+        view = GraphView(self.graph.as_graph_def())
+        return {
+            name: variable.initializer.name
+            for name, variable in self._known_variables().items()
+            if variable.initializer is not None
+            and not {view.nodes[op].op for op in view.ancestors([variable.initializer.name])} & _NOT_YET
+        }
 
     def item(self, options: CaptureOptions) -> GraphItem:
         """The whole training graph: all updates that a recorded gradient reaches, with all that they need.
@@ -150,6 +189,9 @@ class GraphScope:
         known = [*self._savers, *self.graph.get_collection(tf.compat.v1.GraphKeys.SAVERS)]
         for saver in {id(saver): saver for saver in known}.values():
             yield bytes(saver.as_saver_def().SerializeToString(deterministic=True))
+
+    def _gradient_tensors(self) -> list[str]:
+        return [tensor.name for gradient in self._recorder.gradients for tensor in gradient.tensors]
 
     def _gradients(self) -> tuple[Gradient, ...]:
         return tuple(

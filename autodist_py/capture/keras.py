@@ -14,13 +14,14 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from autodist_py.capture import tf_adapter
+from autodist_py.capture.alone import require_no_strategy
 from autodist_py.capture.keras_steps import Ends, Steps, Workers, endless
 from autodist_py.proto.errors import CaptureError
 
@@ -29,6 +30,7 @@ Change = Callable[[Any], Any]
 
 _LEGACY = "tf_keras"
 _OVERRIDDEN = ("compile", "evaluate", "fit", "predict")
+_TRAINING = ("fit", "train_on_batch")
 _FUNCTIONS = ("make_train_function", "make_test_function")
 _WRITE_FILES = ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "RemoteMonitor", "TensorBoard")
 """Callbacks that are the chief's alone: all workers would write the same files, or send the same messages."""
@@ -42,11 +44,38 @@ def compiled_models(workers: Workers) -> Iterator[None]:
         modules.append(importlib.import_module(_LEGACY))
     with ExitStack() as stack:
         for keras in modules:
-            # Where they are defined: Keras asks whether a class has a compile of its own.
-            for name, patch in (("compile", _hooking(keras, workers)), ("fit", _checking(keras))):
-                owner = next(each for each in keras.Model.__mro__ if name in vars(each))
-                stack.enter_context(tf_adapter.patched(owner, name, patch))
+            patches = {"compile": _hooking(keras, workers)}
+            patches |= {name: _checking(keras, name) for name in _TRAINING}
+            for name, patch in patches.items():
+                stack.enter_context(_patched_method(keras.Model, name, patch))
         yield
+
+
+@contextmanager
+def refused_models() -> Iterator[None]:
+    """Models are not compiled within this context: in a graph Keras has a loop and a session of its own.
+
+    Raises:
+        CaptureError: one is.
+    """
+    with ExitStack() as stack:
+        for model in tf_adapter.loaded_models():
+            stack.enter_context(_patched_method(model, "compile", _refuse_compile))
+        yield
+
+
+def _refuse_compile(model: Any, *args: Any, **options: Any) -> None:
+    raise CaptureError(
+        f"'{model.name}' is compiled in scope() in a tf.Graph, where Keras's own loop trains it in a session of its "
+        "own, so that every worker would train by itself. Leave tf.Graph().as_default() (or what disables eager "
+        "execution) out: fit is distributed then; or minimize its loss by an optimizer of tf.compat.v1.train, and run "
+        "that in autodist.create_distributed_session()"
+    )
+
+
+def _patched_method(model: type, name: str, patch: Any) -> AbstractContextManager[None]:
+    """The method is replaced where it is defined: Keras asks whether a class has a compile of its own."""
+    return tf_adapter.patched(next(each for each in model.__mro__ if name in vars(each)), name, patch)
 
 
 def hooked(model: Any) -> "HookedModel | None":
@@ -68,23 +97,24 @@ def _hooking(keras: Any, workers: Workers) -> Callable[..., None]:
     return compile
 
 
-def _checking(keras: Any) -> Callable[..., Any]:
-    original = keras.Model.fit
+def _checking(keras: Any, name: str) -> Callable[..., Any]:
+    original = getattr(keras.Model, name)
 
     @functools.wraps(original)
-    def fit(model: Any, *args: Any, **options: Any) -> Any:
+    def train(model: Any, *args: Any, **options: Any) -> Any:
         is_compiled = getattr(model, "compiled", None) or getattr(model, "_is_compiled", False)
         if is_compiled and hooked(model) is None:
             raise CaptureError(
-                f"'{model.name}' is fitted in scope() and was compiled outside of it, so that every worker would train "
-                "it by itself; compile it in scope()"
+                f"'{model.name}' is fitted ({name}) in scope() and was compiled outside of it, so that every worker "
+                "would train it by itself; compile it in scope()"
             )
         return original(model, *args, **options)
 
-    return fit
+    return train
 
 
 def _require_compilable(keras: Any, options: dict[str, Any]) -> None:
+    require_no_strategy("a model is compiled in scope()")
     if keras.backend.backend() != "tensorflow":
         raise CaptureError(
             f"a model is compiled in scope() while Keras's backend is '{keras.backend.backend()}'; autodist_py "
@@ -113,6 +143,12 @@ class HookedModel:
         for name in _FUNCTIONS:
             if getattr(type(self._model), name) is getattr(self._keras.Model, name):
                 overrides[name] = getattr(self, name)
+            elif name == "make_train_function" and self._workers.num_workers > 1:
+                raise CaptureError(
+                    f"{type(self._model).__name__} has a make_train_function of its own: what it makes is not "
+                    "distributed, so that every worker would train by itself. Override train_step instead, or compile "
+                    "the model outside of scope()"
+                )
             else:
                 warnings.warn(
                     f"{type(self._model).__name__} has a {name} of its own, which is used: what it makes is not "

@@ -24,7 +24,8 @@ class Workers:
     """What the Keras door asks of the cluster.
 
     Attributes:
-        distribute: a step of one device -> the step of all workers; its arguments are named in `batched`.
+        distribute: a step of one device -> the step of all workers; its arguments are named in `batched`, and those
+            that each worker has of its own in `own`.
         rank: this worker's; the chief's is 0.
         num_workers: how many there are.
         num_replicas: how many share a batch.
@@ -137,14 +138,14 @@ class Steps:
         def one_step(data: Any) -> Any:
             return step(data)
 
-        def one_step_of_many(data: Any, autodist_has_next: tf.Tensor, autodist_digest: tf.Tensor) -> Any:
+        def one_step_of_many(data: Any, has_next: tf.Tensor, digests: tf.Tensor) -> Any:
             # Floats, and compared or rounded: so they are summed with the statistics of metrics, not apart.
-            going_on, rows = tf.reduce_sum(autodist_has_next), tf.reduce_sum(tf.ones_like(autodist_has_next))
-            digest = tf.math.divide_no_nan(tf.reduce_sum(autodist_digest), tf.round(rows))
+            going_on, rows = tf.reduce_sum(has_next), tf.reduce_sum(tf.ones_like(has_next))
+            digest = tf.math.divide_no_nan(tf.reduce_sum(digests), tf.round(rows))
             return step(data), going_on > 0, going_on >= rows, tf.round(rows), digest
 
         self._step = (
-            workers.distribute(one_step_of_many, batched=["data", "autodist_has_next", "autodist_digest"])
+            workers.distribute(one_step_of_many, batched=["data", "has_next", "digests"], own=["has_next", "digests"])
             if workers.looks_ahead
             else workers.distribute(one_step, batched=["data"])
         )

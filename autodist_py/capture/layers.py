@@ -56,7 +56,12 @@ class LayerRecorder:
 
     def __init__(self, graph: tf.Graph):
         self._graph = graph
+        self._called: list[str] = []
         self.calls: list[LayerCall] = []
+
+    def innermost(self) -> str | None:
+        """The name of the layer that is called just now; None: none is."""
+        return self._called[-1] if self._called else None
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -66,13 +71,18 @@ class LayerRecorder:
                 if package in sys.modules:
                     layers = sys.modules[package].layers
                     kinds = tuple(getattr(layers, name) for name in _LAYERS if hasattr(layers, name))
-                    recording = self._recording(layers.Layer.__call__, kinds)
-                    stack.enter_context(tf_adapter.patched(layers.Layer, "__call__", recording))
+                    for base in (layers.Layer, *tf_adapter.graph_layers(package)):
+                        recording = self._recording(base.__call__, kinds)
+                        stack.enter_context(tf_adapter.patched(base, "__call__", recording))
             yield
 
     def _recording(self, original: Callable[..., Any], kinds: tuple[type, ...]) -> Callable[..., Any]:
         def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(layer, *args, **kwargs)
+            self._called.append(layer.name)
+            try:
+                result = original(layer, *args, **kwargs)
+            finally:
+                self._called.pop()
             if isinstance(layer, kinds) and not _mixes(layer):
                 reads, results = self._tensors([args, kwargs]), self._tensors(result)
                 outputs = [tensor for tensor in results if tensor.shape.rank and tensor.shape[0] is None]

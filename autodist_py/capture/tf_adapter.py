@@ -1,12 +1,16 @@
 """All that capture uses of TensorFlow's private modules."""
 
+import importlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api
+from tensorflow.python.client import session as session_module
 from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
 from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.framework import func_graph as func_graph_module
@@ -14,18 +18,31 @@ from tensorflow.python.ops import gradients_util
 from tensorflow.python.ops import resource_variable_ops as variable_ops
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 
-FuncGraph = func_graph_module.FuncGraph
+
+class StepGraph(func_graph_module.FuncGraph):
+    """The graph that a step is traced into."""
+
+
 BaseVariable = variable_ops.BaseResourceVariable
 
 
 def trace(
     function: Callable[..., Any], graph: Any, args: Sequence[Any], kwargs: dict[str, Any], *, autograph: bool
 ) -> None:
-    """Run `function` in the FuncGraph `graph`, whose placeholders `args` and `kwargs` are, as tf.function would."""
+    """Run `function` in the StepGraph `graph`, whose placeholders `args` and `kwargs` are, as tf.function would."""
     converted = autograph_util.py_func_from_autograph(function) if autograph else function
+
+    def without_operations(*args: Any, **kwargs: Any) -> Any:
+        return returned(converted(*args, **kwargs))
+
     func_graph_module.func_graph_from_py_func(
-        graph.name, converted, list(args), kwargs, func_graph=graph, create_placeholders=False
+        graph.name, without_operations, list(args), kwargs, func_graph=graph, create_placeholders=False
     )
+
+
+def returned(result: Any) -> Any:
+    """What a session returns for `result`: for an op, which runs as all do that have an effect, None."""
+    return tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.Operation) else leaf, result)
 
 
 def flat_outputs(graph: Any) -> list[Any]:
@@ -35,12 +52,51 @@ def flat_outputs(graph: Any) -> list[Any]:
 
 def is_within(graph: Any) -> bool:
     """Whether ops are now made in `graph`, or in a branch, loop body or function that is being traced inside it."""
+    return any(current is graph for current in _graphs_around())
+
+
+def is_captured(graph: tf.Graph | None) -> bool:
+    """Whether ops are now made in a step that is traced, or in `graph`, or inside one of them."""
+    return any(current is graph or isinstance(current, StepGraph) for current in _graphs_around())
+
+
+def _graphs_around() -> Iterator[Any]:
+    """The graph in which ops are now made, and those around it; none where they are run eagerly."""
     current = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
     while current is not None:
-        if current is graph:
-            return True
+        yield current
         current = getattr(current, "outer_graph", None)
-    return False
+
+
+def on_fetch(graph: tf.Graph, check: Callable[[str], None] | None) -> None:
+    """From now on `check(name)` is called for each op of `graph` that sessions of TensorFlow's run; None: no more.
+
+    A session asks its graph whether an op may be fetched; that answer is the graph's own, so no other graph is touched.
+    """
+    if check is None:
+        graph.is_fetchable = partial(type(graph).is_fetchable, graph)
+        return
+
+    def is_fetchable(op: Any) -> bool:
+        check(getattr(op, "op", op).name)
+        return bool(type(graph).is_fetchable(graph, op))
+
+    graph.is_fetchable = is_fetchable
+
+
+@contextmanager
+def callables_of(graph: tf.Graph, check: Callable[[str], None]) -> Iterator[None]:
+    """`check(name)` is called for each op of `graph` of which a session makes a callable by options, as Keras does."""
+    original = session_module.BaseSession._make_callable_from_options
+
+    def make_callable(session: Any, options: Any) -> Any:
+        if session.graph is graph:
+            for name in (*options.target, *options.fetch):
+                check(name.partition(":")[0])
+        return original(session, options)
+
+    with patched(session_module.BaseSession, "_make_callable_from_options", make_callable):
+        yield
 
 
 @contextmanager
@@ -192,3 +248,19 @@ def unconverted(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return api.autograph_artifact(wrapper)
+
+
+def graph_layers(package: str) -> list[Any]:
+    """The base of the layers that `package` makes in a plain graph, where that is another one."""
+    return [_of_tf_keras("base_layer_v1").Layer] if package == "tf_keras" else []
+
+
+def loaded_models() -> list[Any]:
+    """The classes `Model` of Keras 3 and tf_keras that are loaded, with that of tf_keras's graph mode."""
+    models = [sys.modules[name].Model for name in ("keras", "tf_keras") if hasattr(sys.modules.get(name), "Model")]
+    return [*models, _of_tf_keras("training_v1").Model] if "tf_keras" in sys.modules else models
+
+
+def _of_tf_keras(module: str) -> Any:
+    """A module of tf_keras's engine, which it loads when it first makes something in a graph."""
+    return importlib.import_module(f"tf_keras.src.engine.{module}")

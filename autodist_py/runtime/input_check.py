@@ -1,7 +1,7 @@
 """Whether all workers are given the same global batch: found by comparing fingerprints of the first steps' inputs."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -14,9 +14,6 @@ SAME_DATA_ADVICE = (
     'meant to read its own part, say AutoDist(batch="local")'
 )
 
-OWN_INPUT = "autodist_"
-"""What the names of inputs begin with that are a worker's own: they are not compared."""
-
 _BYTES = 16
 _SECONDS = 24 * 3600.0
 """How long a worker may take from one step to the next: what it does between them is its own matter."""
@@ -25,9 +22,17 @@ _SECONDS = 24 * 3600.0
 class InputCheck:
     """Compares what the workers are fed in the first steps of one program."""
 
-    def __init__(self, cluster: Cluster, key: str, names: Sequence[str], *, steps: int):
-        """Check the first `steps` steps; `names` are those of the inputs, and `key` that of the program."""
-        self._cluster, self._key, self._names = cluster, key, names
+    def __init__(self, cluster: Cluster, key: str, names: Sequence[str], *, own: Collection[str], steps: int):
+        """Check the first `steps` steps of a program.
+
+        Args:
+            cluster: the workers.
+            key: that of the program.
+            names: those of its inputs.
+            own: those of inputs that each worker has of its own: they are not compared.
+            steps: how many.
+        """
+        self._cluster, self._key, self._names, self._own = cluster, key, names, frozenset(own)
         self._left = steps if cluster.num_workers > 1 and names else 0
 
     def __call__(self, feeds: Sequence[tf.Tensor]) -> None:
@@ -39,9 +44,7 @@ class InputCheck:
         if not self._left:
             return
         self._left -= 1
-        compared = [
-            (name, value) for name, value in zip(self._names, feeds, strict=True) if not name.startswith(OWN_INPUT)
-        ]
+        compared = [(name, value) for name, value in zip(self._names, feeds, strict=True) if name not in self._own]
         own = b"".join(_fingerprint(value) for _, value in compared)
         everyone = self._cluster.compare(f"{self._key}/inputs/{self._left}", own, timeout=_SECONDS)
         chief = everyone[0]

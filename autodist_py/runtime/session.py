@@ -1,6 +1,7 @@
 """The session of graph mode: `tf.compat.v1.Session`'s interface over compiled programs, one per signature."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -75,6 +76,11 @@ class DistributedSession(tf_adapter.SessionInterface):
             values = dict(zip(signature.fetches, program.run(list(feeds.values())), strict=True))
         return handler.build_results(self, [_plain(values[name]) for name in wanted])
 
+    @property
+    def graph_def(self) -> tf.compat.v1.GraphDef:
+        """The user's graph, as a message."""
+        return self._graph.as_graph_def(add_shapes=True)
+
     def make_callable(self, fetches: Any, feed_list: Sequence[Any] | None = None) -> Callable[..., Any]:
         """A function that runs `fetches`, fed with its arguments in the order of `feed_list`."""
         keys = list(feed_list or ())
@@ -90,15 +96,21 @@ class DistributedSession(tf_adapter.SessionInterface):
         self._programs.clear()
         self._source.close()
 
+    def as_default(self) -> AbstractContextManager[Any]:
+        """Within it `eval()` of tensors and `run()` of ops use this session."""
+        return tf_adapter.default_session(self)
+
     def __enter__(self) -> Self:
-        self._context = self.graph.as_default()
-        self._context.__enter__()
+        with ExitStack() as stack:
+            stack.enter_context(self.graph.as_default())
+            stack.enter_context(self.as_default())
+            self._contexts = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._context.__exit__(kind, error, trace)
+        self._contexts.__exit__(kind, error, trace)
         self.close()
 
     def _require_usable(self, options: Any) -> None:

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,9 @@ from autodist_py.programs import StepProgram
 from autodist_py.proto.errors import SessionError
 from autodist_py.proto.graph_item import GraphItem, Variable
 from autodist_py.recording import RecordedProgram, Recorder
+
+_OPTIMIZES = ("ResourceApply", "ResourceSparseApply")
+"""What the types of optimizers' own ops begin with."""
 
 
 class Program(Protocol):
@@ -47,6 +51,7 @@ class DistributedPrograms:
         self._scope = scope
         self._compiler = compiler
         self._options = options
+        self._alone = replace(options, batch="global")  # One worker's own run is of all that it is given.
         self._recorder = recorder
         self._captured = frozenset(op.name for op in scope.graph.get_operations())
         self._strategy = compiler.strategy(scope.item(options))
@@ -54,6 +59,20 @@ class DistributedPrograms:
             self._variables = {name: _make(variable) for name, variable in scope.variables().items()}
         self._namespace = uuid.uuid4().hex
         self._made = 0
+        self._initialize()
+
+    def _initialize(self) -> None:
+        """Give all variables their initial values, the chief's: a script need not run an initializer."""
+        initializers = self._scope.initializers()
+        if not initializers:
+            return
+        item = self._scope.cut(Signature((), (), tuple(initializers.values())), self._alone)
+        variables = {name: self._variables[name] for name in initializers}
+        with tf_adapter.eagerly():
+            used = {variable.name: self._variables[variable.name] for variable in item.variables}
+            name = "session_initial_values"
+            self._compiler.alone(item, used, {}, name=name, namespace=self._namespace).run([])
+            self._compiler.broadcast_initial_values(variables)
 
     def make(self, signature: Signature, feeds: Sequence[tf.Tensor]) -> Program:
         """See SessionPrograms.
@@ -62,7 +81,9 @@ class DistributedPrograms:
             SessionError: it needs variables or training ops that were added to the graph later, or trains on nothing
                 that is batched.
         """
-        item = self._scope.cut(signature, self._options)
+        item = self._scope.cut(signature, self._alone)
+        if item.gradients and self._options != self._alone:
+            item = self._scope.cut(signature, self._options)
         if item.gradients and self._compiler.place(self._strategy).num_replicas > 1:
             _require_batch(item)
         self._require_captured(item)
@@ -70,6 +91,7 @@ class DistributedPrograms:
         name = f"session_{self._made}"
         self._made += 1
         if not item.gradients:
+            self._require_recorded(item)
             return self._compiler.alone(item, variables, {}, name=name, namespace=self._namespace)
         batched = {source.name for source in item.inputs if source.batched}
         given = zip(signature.feeds, feeds, strict=True)
@@ -90,6 +112,20 @@ class DistributedPrograms:
     def close(self) -> None:
         """See SessionPrograms."""
         self._variables.clear()
+
+    def _require_recorded(self, item: GraphItem) -> None:
+        """Refuse an optimizer's update with a gradient that was not seen: every worker would train by itself."""
+        if self._options.num_workers == 1:
+            return
+        types = op_types(item)
+        for variable in item.variables:
+            for op in variable.update_ops:
+                if types[op].startswith(_OPTIMIZES):
+                    raise SessionError(
+                        f"'{op}' ({types[op]}) trains '{variable.name}' with a gradient that was not computed in "
+                        "scope(), so that every worker would train by itself. Build the graph in scope(), minimize() "
+                        "and its like at least"
+                    )
 
     def _require_captured(self, item: GraphItem) -> None:
         """Refuse what was added too late to be part of the strategy: variables, and what trains them."""

@@ -134,7 +134,7 @@ def graph_mode() -> tuple[GraphScope, Signature]:
     """TF1-style code with an Adam optimizer and a cond."""
     v1 = tf.compat.v1
     with tf.Graph().as_default() as graph:
-        scope = GraphScope(graph, seed=None)
+        scope = GraphScope(graph, CaptureOptions(), seed=None)
         with scope.recording():
             x = v1.placeholder(tf.float32, [None, 3], name="x")
             w = v1.get_variable("w", [3, 1], initializer=v1.zeros_initializer(), use_resource=True)

@@ -23,7 +23,7 @@ def _table() -> tf.lookup.StaticHashTable:
 @pytest.fixture
 def scope() -> GraphScope:
     """A step that looks rows up in one of two tables, with a saver that was made in the scope."""
-    scope = GraphScope(tf.Graph(), seed=None)
+    scope = GraphScope(tf.Graph(), CaptureOptions(), seed=None)
     with scope.graph.as_default(), scope.recording():
         keys = v1.placeholder(tf.int32, [None], name="keys")
         unused, table = _table(), _table()

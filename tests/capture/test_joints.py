@@ -57,7 +57,7 @@ def test_what_is_not_passed_on_is_not_depended_on():
 @pytest.mark.parametrize("as_target", [False, True])
 def test_a_joint_that_is_asked_for_is_its_parts(as_target):
     with tf.Graph().as_default() as graph:
-        scope = GraphScope(graph, seed=None)
+        scope = GraphScope(graph, CaptureOptions(), seed=None)
         with scope.recording():
             x = tf.compat.v1.placeholder(tf.float32, [None, 3], name="x")
             number = tf.constant(2.0)
@@ -78,7 +78,7 @@ def test_a_joint_that_is_asked_for_is_its_parts(as_target):
 
 def test_every_part_waits_for_what_the_joint_showed_or_wrote():
     with tf.Graph().as_default() as graph:
-        scope = GraphScope(graph, seed=None)
+        scope = GraphScope(graph, CaptureOptions(), seed=None)
         with scope.recording():
             counter = tf.compat.v1.get_variable("counter", initializer=0.0, use_resource=True)
             with tf.control_dependencies([counter.assign_add(1.0)]):  # TensorFlow gives the edge to `number` alone.

@@ -32,7 +32,7 @@ class Compressor(Protocol):
     Attributes:
         gathers: whether what the workers send is gathered and decoded by each, or (False) summed as it travels.
         sums_first: whether workers need sums of theirs before, which servers, who take messages, have not.
-        keeps_state: whether a worker keeps something of a gradient for the next step, say what did not travel.
+        keeps_state: whether a worker keeps something for the next step, say what did not travel, or a count of steps.
         codes_rows: whether rows of a sparse gradient may be rounded to the type that `travels_as` says; else a variable
             that has such a gradient cannot have this compressor, unless it gives up nothing.
         gives_up: what is lost, for people; "" where nothing is.
@@ -239,7 +239,7 @@ class Int8Compressor:
 
     gathers: ClassVar[bool] = True
     sums_first: ClassVar[bool] = False
-    keeps_state: ClassVar[bool] = False
+    keeps_state: ClassVar[bool] = True
     codes_rows: ClassVar[bool] = False
     gives_up: ClassVar[str] = "gradients are rounded to 8 bits, up or down at random so that their mean is kept"
 

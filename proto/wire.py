@@ -70,7 +70,7 @@ def save(message: Message, path: str | os.PathLike[str], *, error: type[Exceptio
     try:
         write_atomically(path, content)
     except OSError as cause:
-        raise error(f"{os.fspath(path)}: {len(content)} bytes cannot be written: {cause.strerror}") from cause
+        raise error(f"{os.fspath(path)}: {len(content)} bytes cannot be written: {cause.strerror or cause}") from cause
 
 
 def load(

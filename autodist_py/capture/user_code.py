@@ -5,9 +5,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-import autodist_py
-
-_FOREIGN = ("/site-packages/", "/dist-packages/", str(Path(autodist_py.__file__).parent) + "/", "<frozen")
+_FOREIGN = ("/site-packages/", "/dist-packages/", f"{Path(__file__).parents[1]}/", "<frozen")
 
 
 def line_of(op: tf.Operation) -> str:

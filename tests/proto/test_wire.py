@@ -108,7 +108,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
         raise OSError("no space left on device")
 
     monkeypatch.setattr(Path, "replace", full_disk)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(GraphItemError, match=r"item\.pb: \d+ bytes cannot be written: no space left"):
         ITEM.save(path)
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["item.pb"]

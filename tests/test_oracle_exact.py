@@ -361,6 +361,17 @@ def results_of_every_kind(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor
     return tf.reduce_mean(losses), results
 
 
+def rows_that_are_chosen_by_a_mask(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    """Also as results, and as what is written: which rows they are, and how many, nobody knows before."""
+    losses, logits = model.losses(x, y)
+    of_mask = mask if mask.shape.rank == 1 else tf.reduce_any(mask, axis=list(range(1, mask.shape.rank)))
+    picked = tf.boolean_mask(losses, of_mask)
+    outside = tf.boolean_mask(logits, of_mask)
+    distinct, _, counts = tf.unique_with_counts(tf.argmax(logits, axis=1))
+    results = (picked, outside, tf.where(of_mask), distinct, counts, tf.size(distinct), tf.reduce_mean(outside, axis=0))
+    return tf.reduce_sum(picked), results
+
+
 def results_beside_a_whole_batch(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
     chosen = tf.cond(tf.reduce_sum(x) > 0.0, lambda: x * 2.0, lambda: x - 1.0)  # Computed of all examples.
     return tf.reduce_mean(model.losses(x, y)[0]), (chosen, chosen + tf.reduce_mean(x), tf.reduce_max(chosen, axis=1))
@@ -394,6 +405,7 @@ CASES = [
     encoded_numbers_and_a_softmax,
     a_loss_for_each_example,
     results_of_every_kind,
+    rows_that_are_chosen_by_a_mask,
     results_beside_a_whole_batch,
 ]
 

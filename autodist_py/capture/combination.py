@@ -22,6 +22,7 @@ from autodist_py.kernel.extent.rules import extent_of, is_known
 from autodist_py.kernel.extent.values import FIXED, Extent, Operands
 from autodist_py.kernel.graph_view import ITERATOR_NEXT, SHOWS, GraphView
 from autodist_py.kernel.names import op_of, parse
+from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import GraphItem, Output, Variable
 
 ADDITIVE = frozenset({"Add", "AddN", "AddV2"})
@@ -37,6 +38,8 @@ _ASSIGN = "AssignVariableOp"
 _ADDS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
 _PRODUCTS = frozenset({"BatchMatMulV2", "Einsum", "MatMul"})
 _OF_ROWS = frozenset({Extent.ROWS, Extent.CHOSEN})
+_CHOICES = frozenset({Extent.CHOSEN, Extent.PLACES, Extent.DISTINCT})
+"""Extents of what depends on which rows were chosen, or on which elements there are."""
 _APART = _OF_ROWS | {Extent.SAME, Extent.SHAPE, Extent.PLACES}
 """Extents of inputs that, where the result has rows, say nothing of other replicas' examples."""
 _SUMS = frozenset({Extent.SUM, Extent.COUNT, Extent.PLUS})
@@ -209,6 +212,12 @@ class Combination:
             return "same"
         if extent is Extent.PLUS:
             return ""
+        if extent in _CHOICES - _OF_ROWS:
+            raise CaptureError(
+                f"result '{tensor}' is made of each replica's own rows: their places in its part of the batch, or "
+                "their distinct elements; and a loss reads it, too, so that it is not computed again for all rows. "
+                "Return the mask, or the elements, and compute it outside of the step"
+            )
         return self.reduction((tensor,), rows="rows")
 
     @cached_property
@@ -349,6 +358,11 @@ class Combination:
             return (Extent.SAME,)
         operands = self.operands(node, reads, extents)
         result = extent_of(operands)
+        if node.name not in self._loss_region and _CHOICES & set(result if isinstance(result, tuple) else (result,)):
+            wanted = _wanted(reads, extents)
+            if self._can_combine_all(node.name, wanted):  # Outside of losses all is as one device computes it.
+                self._combine(node.name, wanted)
+                return (Extent.SAME,)
         if isinstance(result, tuple):
             if any(extent is Extent.OTHER for extent in result):
                 self.local.append(node.name)
@@ -392,12 +406,8 @@ class Combination:
             return result
         if self._keeps_apart(self._inside.get(node.name)):
             return result
-        wanted = [
-            _Read(index, tensor, extent)
-            for index, (tensor, extent) in enumerate(zip(reads, operands.extents, strict=True))
-            if extent is not Extent.SAME and not (mixes and extent in _APART)
-        ]
-        if node.name in self._random or not all(self._can_combine(node.name, one.tensor, one.extent) for one in wanted):
+        wanted = [one for one in _wanted(reads, operands.extents) if not (mixes and one.extent in _APART)]
+        if not self._can_combine_all(node.name, wanted):
             return self._uncombined(node, operands, wanted, mixes=mixes)
         self._combine(node.name, wanted)
         return result if mixes else Extent.SAME
@@ -438,6 +448,10 @@ class Combination:
         if result is not Extent.OTHER:
             self._combine(node.name, some.values())
         return result
+
+    def _can_combine_all(self, reader: str, wanted: Iterable[_Read]) -> bool:
+        """Whether `reader` gives one device's result when all that is wanted is combined."""
+        return reader not in self._random and all(self._can_combine(reader, one.tensor, one.extent) for one in wanted)
 
     def _can_combine(self, reader: str, tensor: str, extent: Extent) -> bool:
         """Whether `reader` may be given the combined `tensor`, which is of this extent on each replica."""
@@ -535,6 +549,15 @@ class Combination:
             ),
             block=self._blocks.get(op_of(reads[0])) if extents[0] is Extent.ROWS else None,
         )
+
+
+def _wanted(reads: Sequence[str], extents: Sequence[Extent]) -> list[_Read]:
+    """The data inputs that differ between replicas."""
+    return [
+        _Read(index, tensor, extent)
+        for index, (tensor, extent) in enumerate(zip(reads, extents, strict=True))
+        if extent is not Extent.SAME
+    ]
 
 
 def _num_outputs(node: tf.compat.v1.NodeDef) -> int:

@@ -361,6 +361,14 @@ def results_of_every_kind(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor
     return tf.reduce_mean(losses), results
 
 
+def a_mean_over_the_confident_ones(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    """How many are is found by the weights that are trained; no gradient flows through a comparison."""
+    losses, logits = model.losses(x, y)
+    confident = tf.stop_gradient(tf.reduce_max(tf.nn.softmax(logits), axis=1)) > 0.36
+    weights = tf.cast(confident, losses.dtype)
+    return tf.math.divide_no_nan(tf.reduce_sum(losses * weights), tf.reduce_sum(weights)), tf.reduce_sum(weights)
+
+
 def rows_that_are_chosen_by_a_mask(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
     """Also as results, and as what is written: which rows they are, and how many, nobody knows before."""
     losses, logits = model.losses(x, y)
@@ -405,6 +413,7 @@ CASES = [
     encoded_numbers_and_a_softmax,
     a_loss_for_each_example,
     results_of_every_kind,
+    a_mean_over_the_confident_ones,
     rows_that_are_chosen_by_a_mask,
     results_beside_a_whole_batch,
 ]

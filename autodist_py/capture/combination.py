@@ -20,7 +20,7 @@ from autodist_py.kernel.cross_device_ops.collective import CARRIED
 from autodist_py.kernel.cross_device_ops.rows import TRAVELS
 from autodist_py.kernel.extent.rules import extent_of, is_known
 from autodist_py.kernel.extent.values import FIXED, Extent, Operands
-from autodist_py.kernel.graph_view import ITERATOR_NEXT, SHOWS, GraphView
+from autodist_py.kernel.graph_view import ITERATOR_NEXT, SHOWS, VARIABLE_OP, GraphView
 from autodist_py.kernel.names import op_of, parse
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import GraphItem, Output, Variable
@@ -92,7 +92,8 @@ class Combination:
         self._rows = {str(parse(tensor.name)) for tensor in batched_tensors(item, whole)}
         self._random = random_ops(whole)
         self._unknown: set[str] = set()
-        if batch == "local":
+        self._is_local = batch == "local"
+        if self._is_local:
             self._unknown = {one.name for one in item.inputs if one.kind == "feed" and not one.batched}
             self._unknown |= {node.name for node in whole.of_type(ITERATOR_NEXT)}
         targets = {op_of(tensor) for tensors in losses for tensor in tensors}
@@ -109,6 +110,9 @@ class Combination:
         self._region = self._loss_region | whole.dataflow_ancestors(ends, blocked=self._seams)
         trained = {gradient.variable for gradient in item.gradients}
         self._trained = whole.dataflow_descendants(trained & whole.nodes.keys(), blocked=self._seams)
+        discrete = {op for op in self._trained if self._is_discrete(op)}  # No gradient flows through a comparison.
+        self._trained = whole.dataflow_descendants(trained & whole.nodes.keys(), blocked=self._seams | discrete)
+        self._trained -= discrete
         raw = {op_of(name) for seam in self._seams for name in whole.nodes[seam].input if not name.startswith("^")}
         self._trains = self._loss_region | whole.dataflow_ancestors(raw, blocked=self._seams)
         self._sources = {op_of(tensor) for tensor in self._rows} | self._random | self._unknown
@@ -128,6 +132,8 @@ class Combination:
         self._extents: dict[str, tuple[Extent, ...]] = {}
         self._blocks: dict[str, int | None] = {}
         """How many rows each example has in results of these ops."""
+        self._choices: dict[str, str] = {}
+        """The op that has chosen the rows that these ops return, or their places."""
         self._of_losses: dict[str, str] = {}
         """Tensors that the losses, and back-propagation, read combined."""
         self._shared: set[str] = set()
@@ -263,6 +269,10 @@ class Combination:
             return (Extent.OTHER,)
         return (Extent.SAME,) if node.name in self._seams else None
 
+    def is_everyones(self, tensor: str) -> bool:
+        """Whether what is the same on all replicas of a worker is so on all workers: their own batches may differ."""
+        return not self._is_local or self._constants.value(tensor) is not None
+
     def is_random(self, op: str) -> bool:
         """Whether `op` gives another result on each replica though what it reads is equal."""
         return op in self._random
@@ -303,12 +313,16 @@ class Combination:
             node = self._graph.nodes[name]
             self._extents[name] = self._visit(node)
             self._blocks[name] = self._block(node)
+            chosen = {name} if node.op == "Where" else self._chosen_by(node)
+            if len(chosen) == 1:
+                self._choices[name] = chosen.pop()
 
     def _block(self, node: tf.compat.v1.NodeDef) -> int | None:
         """How many rows each example has in what `node` computes, where that has rows; None: it is not known."""
         if node.name in self._sources:
             return 1
-        reads = [name for name in node.input if not name.startswith("^") and self._extent(name) is Extent.ROWS]
+        kinds = (Extent.ROWS, Extent.PLACES)
+        reads = [name for name in node.input if not name.startswith("^") and self._extent(name) in kinds]
         known = (block for name in reads if (block := self._blocks.get(op_of(name))) is not None)
         block = next(known, None)
         if node.op != "Reshape" or block is None:
@@ -316,6 +330,24 @@ class Combination:
         sizes = [self._tensor_of(name).shape[1:].num_elements() for name in (node.input[0], f"{node.name}:0")]
         whole = [size for size in sizes if size]
         return block * whole[0] // whole[1] if len(whole) == 2 and not block * whole[0] % whole[1] else None
+
+    def _chosen_by(self, node: tf.compat.v1.NodeDef) -> set[str]:
+        """The ops that have chosen the rows, or places of rows, that `node` reads; itself for what is not known."""
+        reads = [name for name in node.input if not name.startswith("^")]
+        return {
+            self._choices.get(op_of(name), node.name)
+            for name in reads
+            if self._extent(name) in (Extent.CHOSEN, Extent.PLACES)
+        }
+
+    def _belong_together(self, node: tf.compat.v1.NodeDef, reads: Sequence[str], extents: Sequence[Extent]) -> bool:
+        """Whether the chosen rows that `node` reads are one choice, and places are of rows of as many per example."""
+        if len(self._chosen_by(node)) > 1:
+            return False
+        of_places = [op_of(name) for name, one in zip(reads, extents, strict=True) if one is Extent.PLACES]
+        of_rows = [op_of(name) for name, one in zip(reads, extents, strict=True) if one is Extent.ROWS]
+        blocks = {self._blocks.get(op) for op in (*of_places, *of_rows)}
+        return not (of_places and of_rows) or (len(blocks) == 1 and None not in blocks)
 
     def _read(self, reader: str, tensor: str) -> Extent:
         """The extent of `tensor` as `reader` reads it."""
@@ -356,6 +388,9 @@ class Combination:
             return (Extent.OTHER if node.name in self._random else Extent.SAME,)
         if self._is_clipped_to_one(node):
             return (Extent.SAME,)
+        if not self._belong_together(node, reads, extents):
+            apart = (Extent.CHOSEN, Extent.PLACES)
+            extents = tuple(Extent.OTHER if extent in apart else extent for extent in extents)
         operands = self.operands(node, reads, extents)
         result = extent_of(operands)
         if node.name not in self._loss_region and _CHOICES & set(result if isinstance(result, tuple) else (result,)):
@@ -374,6 +409,13 @@ class Combination:
         if result in FIXED and self._is_uncarried_cast(node.name):
             result = Extent.OTHER  # What cannot be combined after the cast is combined before it.
         return (self._combined_first(node, reads, operands, result),)
+
+    def _is_discrete(self, op: str) -> bool:
+        """Whether all that `op` returns are integers, truth values or texts."""
+        if self._graph.nodes[op].op == VARIABLE_OP or not self._graph.dataflow_consumers([op]):
+            return False
+        types = [one.dtype for one in self._tensor_of(f"{op}:0").op.outputs]
+        return all(dtype.is_integer or dtype.is_bool or dtype == tf.string for dtype in types)
 
     def _is_clipped_to_one(self, node: tf.compat.v1.NodeDef) -> bool:
         """Whether `node` is the smaller of a constant and what is no smaller: a size that is clipped to one number."""

@@ -187,8 +187,10 @@ class GraphScope:
     def _saver_defs(self) -> Iterator[bytes]:
         """Of the savers that were made in the scope, and of those that are in the graph's collection."""
         known = [*self._savers, *self.graph.get_collection(tf.compat.v1.GraphKeys.SAVERS)]
-        for saver in {id(saver): saver for saver in known}.values():
-            yield bytes(saver.as_saver_def().SerializeToString(deterministic=True))
+        definitions = [saver.as_saver_def() for saver in {id(saver): saver for saver in known}.values()]
+        for definition in definitions:
+            if definition is not None:  # One that is yet to be built has none.
+                yield bytes(definition.SerializeToString(deterministic=True))
 
     def _gradient_tensors(self) -> list[str]:
         return [tensor.name for gradient in self._recorder.gradients for tensor in gradient.tensors]

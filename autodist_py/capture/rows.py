@@ -53,6 +53,8 @@ class Rows:
         sizes: list[int | None] = []
         for indices, values in self._joined(gradient):
             kind = _INDICES.get(self._extent(self._captured(indices)), "")
+            if kind == "same" and not self._combination.is_everyones(self._captured(indices)):
+                kind = ""
             of_examples, of_none = (
                 separation.parts_of(*values) if separation and kind == "same" else (self._read(values), None)
             )

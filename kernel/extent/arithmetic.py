@@ -77,7 +77,7 @@ def _cast(operands: Operands) -> Extent:
     if extent in (ROWS, SHAPE):
         return extent
     if extent is DISTINCT:
-        return DISTINCT if target.is_integer and target.size >= source.size else OTHER
+        return DISTINCT if source.is_integer and target.is_integer and target.size >= source.size else OTHER
     exact = target != tf.bool and (target.is_floating or not source.is_floating)
     return extent if exact and extent in FIXED | {PLUS} else OTHER
 

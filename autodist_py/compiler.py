@@ -15,9 +15,9 @@ from typing import cast
 import tensorflow as tf
 
 from autodist_py.engines import Engine, automatic_engine, with_engine
-from autodist_py.kernel.analysis import writes_of_own_part
+from autodist_py.kernel.analysis import PYTHON_OPS, using, writes_of_own_part
 from autodist_py.kernel.device import Place, resolve
-from autodist_py.kernel.graph_view import GraphView
+from autodist_py.kernel.graph_view import ITERATOR_NEXT, GraphView
 from autodist_py.kernel.pipeline import CompiledProgram, compile
 from autodist_py.kernel.printer import format_graph
 from autodist_py.kernel.program import Options
@@ -312,6 +312,8 @@ class Compiler:
     def _times(self, program: CompiledProgram, name: str) -> StepTimes | None:
         """What measures the chief's steps of a program that trains, where all workers take them together."""
         is_measured = self.cluster.is_chief and self.cluster.num_workers > 1 and self._timeline is None
+        if using(program.graph, ITERATOR_NEXT | PYTHON_OPS):
+            return None  # It waits for its input, too, as one device would.
         if not (is_measured and program.pace.is_together and program.item.gradients):
             return None
         return StepTimes(self.cluster.num_workers, lambda line: _log.warning("%s: %s", name, line))

@@ -4,26 +4,32 @@ A place is a key, the number of the step that the script is at, and how many tim
 scripts need not wait for each other, and a call that the chief alone makes is mistaken for no other one.
 """
 
+from collections import Counter
 from collections.abc import Sequence
+
+NO_STEP = -1
+"""In the place of a step's number, where a thread of the script's own asks, which stands at no step."""
 
 
 class Announcements:
     """All that others may still ask for. Plain memory: who uses it holds a lock.
 
     Attributes:
-        is_preparing: whether the chief is at what it will announce, which takes as long as it takes.
+        preparing: the places at which the chief is making what it will announce, which takes as long as it takes.
         hearing: how many wait for an announcement.
     """
 
     def __init__(self) -> None:
-        self.is_preparing = False
+        self.preparing: Counter[tuple[int, str]] = Counter()
         self.hearing = 0
         self._values: dict[tuple[int, str], list[bytes]] = {}
 
     def add(self, step: int, key: str, value: bytes, *, reached: Sequence[int]) -> None:
         """The chief announces `value`; other workers have begun the steps `reached`, and ask for no earlier one's."""
         oldest = min(reached, default=step)
-        self._values = {place: values for place, values in self._values.items() if place[0] >= oldest}
+        self._values = {
+            place: values for place, values in self._values.items() if place[0] >= oldest or place[0] == NO_STEP
+        }
         self._values.setdefault((step, key), []).append(value)
 
     def find(self, step: int, key: str, position: int) -> bytes | None:

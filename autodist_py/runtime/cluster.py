@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.runtime import tf_adapter
-from autodist_py.runtime.worker_cluster import AGREE_SECONDS, CAUSE_SECONDS, WorkerCluster
+from autodist_py.runtime.worker_cluster import AGREE_SECONDS, CAUSE_SECONDS, HEAR_SECONDS, WorkerCluster
 from autodist_py.settings import RANK_VARIABLE, Settings
 
 
@@ -68,7 +68,7 @@ class Cluster(Protocol):
         """The chief says what `make` returns to those who hear at this key and step. It waits for nobody."""
         ...
 
-    def hear(self, key: str, *, timeout: float = AGREE_SECONDS) -> bytes | None:
+    def hear(self, key: str, *, timeout: float = HEAR_SECONDS) -> bytes | None:
         """What the chief announces with the key at the step that this worker is at, the n-th time for the n-th call.
 
         None: the chief has gone on without, to its next step, its end, or a place where it waits for this worker.
@@ -198,7 +198,7 @@ class SoloCluster:
         """See Cluster. Nobody hears it."""
         make()
 
-    def hear(self, key: str, *, timeout: float = AGREE_SECONDS) -> bytes | None:
+    def hear(self, key: str, *, timeout: float = HEAR_SECONDS) -> bytes | None:
         """See Cluster. Nobody else announces anything."""
         return None
 

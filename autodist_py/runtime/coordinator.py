@@ -9,14 +9,14 @@ import logging
 import signal
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
-from autodist_py.runtime.announcements import Announcements
+from autodist_py.runtime.announcements import NO_STEP, Announcements
 from autodist_py.runtime.calls import Membership, Pulse
 from autodist_py.runtime.reports import Reports
 from autodist_py.runtime.waits import NO_WAITS, STOPPING_SECONDS, Waits
@@ -170,13 +170,13 @@ class Coordinator:
             said = self._announcements
 
             def is_settled() -> bool:
-                return said.find(step, key, position) is not None or self._has_passed(rank, step)
+                return said.find(step, key, position) is not None or self._has_passed(rank, step, key)
 
             said.hearing += 1
             try:
                 while not is_settled():
-                    self._wait(lambda: is_settled() or not said.is_preparing, None)
-                    if not self._wait(lambda: is_settled() or said.is_preparing, timeout):
+                    self._wait(lambda: is_settled() or not said.preparing, None)
+                    if not self._wait(lambda: is_settled() or bool(said.preparing), timeout):
                         raise ClusterError(
                             f"worker {rank} waits for the chief, {self._names([_CHIEF])}, at {key}, and it has not "
                             f"come there within {timeout:g} s: every worker's script comes to the same places, or the "
@@ -233,13 +233,18 @@ class Coordinator:
     # -- What the chief itself reports --------------------------------------------------------------------------------
 
     @contextmanager
-    def preparing(self) -> Iterator[None]:
-        """Within it the chief is at what it will announce: who waits for it has patience."""
-        self._note_preparing(True)
+    def preparing(self, key: str, *, step: int) -> Iterator[None]:
+        """Within it the chief is at what it will announce at that place: who waits for it has patience."""
+        with self._changed:
+            self._announcements.preparing[step, key] += 1
+            self._changed.notify_all()
         try:
             yield
         finally:
-            self._note_preparing(False)
+            with self._changed:
+                self._announcements.preparing[step, key] -= 1
+                self._announcements.preparing += Counter()  # Without those that are none.
+                self._changed.notify_all()
 
     def announce(self, key: str, value: bytes, *, step: int) -> None:
         """The chief says so to all who hear, or will, at this place of their scripts; it waits for nobody."""
@@ -314,13 +319,16 @@ class Coordinator:
         if not 0 <= rank < len(self._addresses):
             raise ClusterError(f"ranks are 0 to {len(self._addresses) - 1}. Received: {rank}.")
 
-    def _note_preparing(self, is_preparing: bool) -> None:
-        with self._changed:
-            self._announcements.is_preparing = is_preparing
-            self._changed.notify_all()
+    def _has_passed(self, rank: int, step: int, key: str) -> bool:
+        """Whether the chief is past all that a worker's script does before its next step, or waits for the worker.
 
-    def _has_passed(self, rank: int, step: int) -> bool:
-        """Whether the chief is past all that a worker's script does before its next step, or waits for the worker."""
+        It is not while a thread of its own still makes what it will announce there. Where a thread of the worker's own
+        asks, which stands at no step and holds up nobody, the chief is past it when it has left.
+        """
+        if self._announcements.preparing[step, key]:
+            return False
+        if step == NO_STEP:
+            return _CHIEF in self._left
         waits = (
             current.everyone and _CHIEF in current.values.keys() - current.answered and rank not in current.values
             for rounds in self._rounds.values()

@@ -271,6 +271,8 @@ def own_folder() -> str:
     """
     file = getattr(sys.modules["__main__"], "__file__", None) or ""
     for option in sys.orig_argv[1:]:
+        if option == file:
+            break  # What follows are the script's own arguments.
         if not os.path.isabs(option) and file.endswith(f"{os.sep}{option}"):
             return file.removesuffix(option)
     return os.getcwd()

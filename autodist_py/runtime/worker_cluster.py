@@ -17,6 +17,7 @@ from typing import ClassVar, TypeVar
 from autodist_py.proto.errors import AutoDistError, ClusterError, WorkerFailedError
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.runtime import tf_adapter
+from autodist_py.runtime.announcements import NO_STEP
 from autodist_py.runtime.calls import CoordinatorCalls
 from autodist_py.runtime.chief import Chief
 from autodist_py.runtime.launcher import secret_from_input
@@ -30,6 +31,9 @@ from autodist_py.settings import Settings
 _log = logging.getLogger(__name__)
 
 AGREE_SECONDS = 600.0
+
+HEAR_SECONDS = 24 * 3600.0
+"""What the chief does between two steps is its own matter; that it lives is seen by its heartbeats."""
 """How long workers wait for each other, if not told otherwise: one may still trace a large model."""
 
 CAUSE_SECONDS = 2.0
@@ -66,7 +70,8 @@ class WorkerCluster:
         self.run_id = ""
         self.seed = 0
         self._step = 0
-        self._heard: tuple[int, Counter[str]] = (0, Counter())
+        self._heard_at = 0
+        self._heard: Counter[tuple[int, str]] = Counter()
         self.next_instance_key = 1
         self._resources = resources
         self._calls = calls
@@ -194,19 +199,26 @@ class WorkerCluster:
         """See Cluster."""
         if self._chief is None:
             raise ClusterError(f"the chief announces, and worker {self.rank} is not the chief; at {key!r}")
-        step = self.step
-        with self._chief.coordinator.preparing():
+        step = self._step_of_caller
+        with self._chief.coordinator.preparing(key, step=step):
             value = make()
             self._chief.coordinator.announce(key, value, step=step)
 
-    def hear(self, key: str, *, timeout: float = AGREE_SECONDS) -> bytes | None:
+    @property
+    def _step_of_caller(self) -> int:
+        """At which step the script is; a thread of its own is at none."""
+        return self.step if threading.current_thread() is threading.main_thread() else NO_STEP
+
+    def hear(self, key: str, *, timeout: float = HEAR_SECONDS) -> bytes | None:
         """See Cluster."""
         self._require_member()
-        step = self.step
-        if self._heard[0] != step:
-            self._heard = step, Counter()
-        position = self._heard[1][key]
-        self._heard[1][key] += 1
+        step = self._step_of_caller
+        with self._lock:
+            if step != NO_STEP and self._heard_at != step:
+                self._heard_at = step
+                self._heard = Counter({place: count for place, count in self._heard.items() if place[0] == NO_STEP})
+            position = self._heard[step, key]
+            self._heard[step, key] += 1
         return self._call(lambda: self._calls.hear(self.rank, key, step=step, position=position, timeout=timeout))
 
     def step_apart(self, expendable: Collection[int]) -> None:

@@ -146,7 +146,9 @@ class ChiefWrites:
 
     def _write_here(self, writer: Writer, original: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
         path = os.fspath(bound.arguments[writer.path]) if writer.path else ""
-        if not writer.is_staged or self._thread.is_staging or not path.endswith(writer.suffixes or ("",)):
+        is_whole = writer.is_staged and path.endswith(writer.suffixes or ("",))
+        asks = os.path.lexists(path) and not bound.arguments.get("overwrite", True)  # Whether to, of what is there.
+        if not is_whole or asks or self._thread.is_staging:
             return original(*bound.args, **bound.kwargs)
         with _set(self._thread, is_staging=True), staged(path, makes_folders=writer.makes_folders) as where:
             bound.arguments[writer.path] = where

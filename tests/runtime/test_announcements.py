@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
+from autodist_py.runtime.announcements import NO_STEP
 from autodist_py.runtime.coordinator import Coordinator
 from tests.processes import until
 from tests.runtime.coordinators import exchange, joined
@@ -96,7 +97,7 @@ def test_an_exchange_that_both_have_come_to_lets_nobody_go_on():
 
 def test_time_is_up_but_not_while_the_chief_prepares_what_it_says():
     coordinator = joined()
-    with coordinator.preparing():
+    with coordinator.preparing("k", step=0):
         heard = hearing(coordinator, timeout=0.2)
         waits(coordinator)
         with pytest.raises(TimeoutError):
@@ -127,3 +128,26 @@ def test_what_nobody_can_ask_for_any_more_is_forgotten():
         coordinator.announce("k", b"said", step=5)
         coordinator.abort(1, "failed", detail="its end", step=4)
     assert sorted(step for step, _ in coordinator._announcements._values) == [4, 5]
+
+
+def test_a_chief_whose_own_thread_still_makes_it_is_not_past_it():
+    coordinator = joined()
+    with coordinator.preparing("k", step=0), coordinator.preparing("other", step=0):
+        heard = hearing(coordinator)
+        waits(coordinator)
+        coordinator.begins(1)
+        with pytest.raises(TimeoutError):
+            heard.result(0.3)
+        coordinator.announce("k", b"by a thread", step=0)
+    assert heard.result(5) == b"by a thread"
+
+
+def test_threads_of_the_scripts_hear_each_other_whatever_the_step():
+    coordinator = joined()
+    heard = hearing(coordinator, step=NO_STEP)
+    waits(coordinator)
+    coordinator.begins(3)
+    with pytest.raises(TimeoutError):
+        heard.result(0.3)
+    coordinator.announce("k", b"by a thread", step=NO_STEP)
+    assert heard.result(5) == b"by a thread"

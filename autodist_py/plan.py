@@ -304,4 +304,5 @@ def planned(folder: Path, resources: ResourceSpec) -> Plan | None:
         raise AutoDistError(json.loads(failure.read_text()))
     if not (folder / _STRATEGY).exists():
         return None
-    return Plan(GraphItem.load(folder / _ITEM), resources, Strategy.load(folder / _STRATEGY))
+    # The script has written it a moment ago, in a folder of ours.
+    return Plan(GraphItem.load(folder / _ITEM), resources, Strategy.load(folder / _STRATEGY, is_own=True))

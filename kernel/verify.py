@@ -241,7 +241,8 @@ def _check_written(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None:
                     f"'{writer}' writes variable '{handle}', which lives on {where}; worker {worker} does it {times} "
                     "times in a step"
                 )
-            if idle := [name for name in own if name not in runs]:
+            # What other replicas write holds for the step alone: the next one begins with the first replica's values.
+            if idle := [name for name in own if replica_of(name) == 0 and name not in runs]:
                 raise InvalidGraphError(
                     f"'{idle[0]}' writes variable '{handle}', and nothing that is fetched or run waits for it:\n"
                     + neighbourhood(program.graph, nodes[idle[0]])

@@ -261,10 +261,10 @@ class Strategy:
         return saved
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Strategy":
-        """The strategy that `save` wrote; its path is the one it was loaded from."""
+    def load(cls, path: str | os.PathLike[str], *, is_own: bool = False) -> "Strategy":
+        """The strategy that `save` wrote; its path is the one it was loaded from. For `is_own` see `from_proto`."""
         message = wire.load(pb.Strategy, path, error=StrategyError, most_bytes=_MOST_BYTES)
-        return replace(cls.from_proto(message), path=os.fspath(path))
+        return replace(cls.from_proto(message, is_own=is_own), path=os.fspath(path))
 
     def __str__(self) -> str:
         rows = [row for node in self.node_config for row in _rows(node, node.var_name)]

@@ -522,7 +522,7 @@ class Combination:
     def _is_uncarried_cast(self, op: str) -> bool:
         """A cast to a type that collectives do not carry, as of the number of random numbers that are drawn."""
         node = self._graph.nodes.get(op)
-        return node is not None and node.op == "Cast" and tf.as_dtype(node.attr["DstT"].type) not in SUMMED
+        return node is not None and node.op == "Cast" and tf.as_dtype(node.attr["DstT"].type) not in CARRIED
 
     def _can_compute_again(self, op: str) -> bool:
         """Whether what a loss is computed by can be computed of all examples too, beside the replica's own value."""

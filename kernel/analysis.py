@@ -11,6 +11,7 @@ from autodist_py.kernel.graph_view import (
     ITERATOR_NEXT,
     SEED_INPUT,
     SEEDED_RANDOM,
+    TAKES_ELEMENTS,
     WRITES_RESOURCE,
     GraphView,
     functions_of,
@@ -123,6 +124,12 @@ def require_replicated_writes(item: GraphItem, analysis: Analysis) -> None:
             f"variable '{variable}' is written by '{writer}' with what differs between replicas, and is neither a sum "
             "nor a mean over examples, nor computed from such (as metrics and moving averages are). This version "
             "cannot combine such writes: move the write out of the step, or train on one device"
+        )
+    for node in analysis.captured.of_type(TAKES_ELEMENTS):
+        raise CaptureError(
+            f"'{node.name}' ({node.op}) takes elements out of a queue in a step that is shared out, where each replica "
+            "would take as many as one device. Read them from a tf.data iterator, or take them in a run of their own "
+            "and feed them"
         )
     for node in analysis.captured.of_type(WRITES_RESOURCE):
         if node.name in analysis.varying:

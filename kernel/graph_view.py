@@ -65,6 +65,9 @@ WRITES_RESOURCE = frozenset(
 )
 """Op types that write a resource other than a variable."""
 
+TAKES_ELEMENTS = frozenset({"QueueDequeueManyV2", "QueueDequeueUpToV2", "QueueDequeueV2", "Unstage"})
+"""Op types that take elements out of a queue, which all replicas of a worker would share."""
+
 SHOWS = frozenset(
     {
         "PrintV2",

@@ -13,7 +13,8 @@ Once the pass that brings it about has run:
 
 8. A gradient or statistic that differs between replicas is read as the kernel's own ops combine it.
 9. Each write that the captured step does is done once: by the server of the variable, or on each worker; and an op to
-   fetch or to run waits for it, or for the assignment of the new value that a server answers.
+   fetch or to run waits for it, or for the assignment of the new value that a server answers. Of further replicas
+   that is not asked: each step begins with the first one's values.
 10. Every op has a device, and one that writes a variable that of the variable.
 11. Collectives are launched in one order: each waits for those before it but one; one found by its name is run.
 """
@@ -252,11 +253,8 @@ def _check_written(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None:
 
 def _require_assigned(program: Program, refreshed: Collection[str], runs: Collection[str]) -> None:
     """The step gives each replica's variables the values that servers answer; a server's own one has it."""
-    copies = {
-        on_replica(replica, handle): handle
-        for handle in refreshed
-        for replica in range(program.held[handle] == program.place.worker, program.num_local_replicas)
-    }
+    elsewhere = {handle for handle in refreshed if program.held[handle] != program.place.worker}
+    copies = {on_replica(0, handle): handle for handle in elsewhere}  # Further replicas' hold for the step alone.
     for name, users in program.graph.users(copies).items() if copies else ():
         handle = copies[name]
         if not any(user in runs and _assigns(program, user, handle) for user in users):

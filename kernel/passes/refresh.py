@@ -6,7 +6,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist_py.kernel.graph_view import GraphView
-from autodist_py.kernel.names import KERNEL_SCOPE, on_replica, op_of
+from autodist_py.kernel.names import KERNEL_SCOPE, captured_name, on_replica, op_of
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.rewrite import Edits
 
@@ -27,7 +27,9 @@ class Refresh:
     def __call__(self, program: Program) -> Program:
         edits = Edits()
         for gather in program.graph.of_type({"ResourceGather"}):
-            if _is_distinct(program.graph, gather.input[1]):
+            # What an update reads may be read on a server, whose graph has the captured ops alone.
+            is_forward = program.analysis.stage.get(captured_name(gather.name), 0) == 0
+            if is_forward and _is_distinct(program.graph, gather.input[1]):
                 edits.add([_shown(gather)])
                 edits.set_input(gather.name, 1, _shown(gather).name)
         if program.num_local_replicas == 1:

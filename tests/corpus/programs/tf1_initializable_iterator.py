@@ -17,6 +17,7 @@ def train(autodist: Any, header: Header) -> Iterator[Seen]:
     images, labels = (array[: sum(header.sizes)] for array in digits())
     initial = rng(33)
     with tf.Graph().as_default(), autodist.scope():
+        v1.set_random_seed(4)  # Else every AutoDist on several workers draws one, and shuffles by it.
         rows = v1.data.Dataset.from_tensor_slices((images.reshape(-1, 64), labels))
         data = rows.shuffle(30, seed=3, reshuffle_each_iteration=False).batch(header.sizes[0]).prefetch(1)
         iterator = v1.data.make_initializable_iterator(data)

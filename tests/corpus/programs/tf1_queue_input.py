@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests.corpus.data import diabetes, rng
 from tests.corpus.header import STRATEGIES, Header, Refusal, Seen
 
-REASON = Refusal("writes a table or queue from a replica's own examples")
+REASON = Refusal("writes a table or queue from a replica's own examples|takes elements out of a queue")
 HEADER = Header("TF1", "graph session", tolerance=1e-5, sizes=(8, 8, 8), refused=dict.fromkeys(STRATEGIES, REASON))
 v1 = tf.compat.v1
 

@@ -8,7 +8,7 @@ import json
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
@@ -30,6 +30,7 @@ from autodist_py.kernel.program import Options
 from autodist_py.logs import show_logs
 from autodist_py.one_device import OneDeviceStep
 from autodist_py.plan import Planner
+from autodist_py.proto.arguments import checked
 from autodist_py.proto.errors import AutoDistError, CaptureError, ClusterError, WorkerFailedError
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy
@@ -85,6 +86,11 @@ class AutoDist:
 
     _numbers = itertools.count()
 
+    @checked(
+        "resource_spec_file",
+        *("batch", "loss_reduction", "fetch_reduction", "sum_duplicates", "strict", "seed"),
+        error=AutoDistError,
+    )
     def __init__(
         self,
         resource_spec_file: str | os.PathLike[str] | ResourceSpec | None = None,
@@ -170,11 +176,12 @@ class AutoDist:
         """Whether this worker is the chief: the one that writes files and prints."""
         return self._cluster.is_chief
 
+    @checked("function", "batched", error=CaptureError)
     def function(
         self,
         function: Callable[..., Any] | None = None,
         *,
-        batched: Collection[str] | None = None,
+        batched: Sequence[str] | set[str] | frozenset[str] | None = None,
     ) -> Any:
         """Distribute a step function; used as `@autodist.function`, or with arguments.
 
@@ -211,6 +218,7 @@ class AutoDist:
         self._functions.add(step)
         return step
 
+    @checked("dataset", "policy", error=AutoDistError)
     def shard(self, dataset: tf.data.Dataset, policy: str = "auto") -> tf.data.Dataset:
         """This worker's part of `dataset`, for data too large for every worker to read all: with `batch="local"`.
 
@@ -305,6 +313,7 @@ class AutoDist:
         self._session = DistributedSession(self._scope.graph, self._session_programs(self._scope))
         return self._session
 
+    @checked("step", error=CaptureError)
     def build_strategy(self, step: DistributedFunction | None = None, *args: Any, **kwargs: Any) -> Strategy:
         """The strategy for the graph built in `scope()`, or for `step` called with these arguments; no step is run.
 

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from autodist_py.proto.arguments import checked
 from autodist_py.proto.errors import ResourceSpecError
 from autodist_py.proto.resource_spec import MOST_BYTES, YAML_SUFFIXES, NodeSpec, ResourceSpec, SSHConfig, problem
 from autodist_py.proto.text import known_names
@@ -25,6 +26,7 @@ _TOO_DEEP = "not a resource spec: it is nested too deeply; it has maps and lists
 _MOST_VALUES = 20_000
 
 
+@checked("path", error=ResourceSpecError)
 def load_resource_spec(path: str | os.PathLike[str]) -> ResourceSpec:
     """The spec in a file: YAML, or what `ResourceSpec.save` wrote.
 
@@ -48,6 +50,7 @@ def load_resource_spec(path: str | os.PathLike[str]) -> ResourceSpec:
         raise ResourceSpecError(f"{path}: {error}") from error
 
 
+@checked("text", error=ResourceSpecError)
 def parse_resource_spec(text: str) -> ResourceSpec:
     """The spec that a YAML text describes.
 
@@ -74,6 +77,7 @@ def parse_resource_spec(text: str) -> ResourceSpec:
     )
 
 
+@checked("num_workers", "cpus_per_worker", error=ResourceSpecError)
 def local_resource_spec(num_workers: int, cpus_per_worker: int | Sequence[int] = 1) -> ResourceSpec:
     """Workers as local processes, 127.0.0.1 (the chief), 127.0.0.2, ..., each with its number of CPU replicas.
 

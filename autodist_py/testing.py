@@ -7,7 +7,7 @@ def test_my_step():
     assert_equivalent(lambda x, y: train_step(model, optimizer, x, y), batches)
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from autodist_py.comparison import Comparison, magnitude_of
 from autodist_py.function import DistributedFunction
 from autodist_py.kernel.device import Place, Replica
 from autodist_py.kernel.pipeline import compile
+from autodist_py.proto.arguments import checked
+from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
 from autodist_py.runtime.copies import Copies
 from autodist_py.runtime.executor import Executor
@@ -71,12 +73,13 @@ def compare(
     return comparison
 
 
+@checked("step", "inputs", "replicas", "batched", "tolerance", "loss_reduction", error=CaptureError)
 def assert_equivalent(
     step: Callable[..., Any],
     inputs: Sequence[Sequence[Any]],
     *,
     replicas: int = 2,
-    batched: Collection[str] | None = None,
+    batched: Sequence[str] | set[str] | frozenset[str] | None = None,
     tolerance: float | None = None,
     loss_reduction: str = "mean",
 ) -> Comparison:

@@ -14,6 +14,7 @@ from google.protobuf.any_pb2 import Any
 
 from autodist_py.proto import graphitem_pb2 as pb
 from autodist_py.proto import wire
+from autodist_py.proto.arguments import checked
 from autodist_py.proto.checks import require_member, require_unique
 from autodist_py.proto.dtypes import ITEM_SIZES
 from autodist_py.proto.errors import GraphItemError
@@ -364,11 +365,13 @@ class GraphItem:
             inseparable_ops=tuple(message.inseparable_ops),
         )
 
+    @checked("path", error=GraphItemError)
     def save(self, path: str | os.PathLike[str]) -> None:
         """The item is in the file, binary (`.pb`) or JSON (`.json`, opaque parts in base64)."""
         wire.save(self.to_proto(), path, error=GraphItemError)
 
     @classmethod
+    @checked("path", error=GraphItemError)
     def load(cls, path: str | os.PathLike[str]) -> "GraphItem":
         """The item that `save` wrote."""
         return cls.from_proto(wire.load(pb.GraphItem, path, error=GraphItemError))

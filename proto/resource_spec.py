@@ -15,6 +15,7 @@ import yaml
 
 from autodist_py.proto import resourcespec_pb2 as pb
 from autodist_py.proto import wire
+from autodist_py.proto.arguments import check_fields, checked
 from autodist_py.proto.checks import MAX_INT32
 from autodist_py.proto.errors import ResourceSpecError
 from autodist_py.proto.text import count, known_names, short, table
@@ -41,6 +42,7 @@ class SSHConfig:
     shared_envs: Environment = ()
 
     def __post_init__(self) -> None:
+        check_fields(self, error=ResourceSpecError)
         object.__setattr__(self, "key_file", self.key_file or None)
         object.__setattr__(self, "python_venv", self.python_venv or None)
         object.__setattr__(self, "shared_envs", tuple(sorted(dict(self.shared_envs).items())))
@@ -50,7 +52,10 @@ class SSHConfig:
 class NodeSpec:
     """One machine. Its devices are given by index; `network_bandwidth` is in Gbit/s.
 
-    A node is checked as a part of its spec, where its place is known.
+    Its values are checked as a part of its spec, where its place is known; their types at once.
+
+    Raises:
+        ResourceSpecError: a field is of another type.
     """
 
     address: str
@@ -59,6 +64,9 @@ class NodeSpec:
     chief: bool = False
     ssh_config: str | None = None
     network_bandwidth: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, error=ResourceSpecError)
 
     @property
     def is_loopback(self) -> bool:
@@ -96,7 +104,10 @@ class ResourceSpec:
     ssh: tuple[tuple[str, SSHConfig], ...] = ()
 
     def __post_init__(self) -> None:
-        nodes, groups = tuple(self.nodes), dict(self.ssh)
+        if isinstance(self.nodes, list):
+            object.__setattr__(self, "nodes", tuple(self.nodes))
+        check_fields(self, error=ResourceSpecError)
+        nodes, groups = self.nodes, dict(self.ssh)
         if len(nodes) == 1:
             nodes = (replace(nodes[0], chief=True),)
         object.__setattr__(self, "nodes", nodes)
@@ -210,6 +221,7 @@ class ResourceSpec:
         content: dict[str, object] = wire.to_plain(self.to_proto())
         return str(yaml.safe_dump(content, sort_keys=False))
 
+    @checked("path", error=ResourceSpecError)
     def save(self, path: str | os.PathLike[str]) -> None:
         """The spec is in the file: binary (`.pb`), JSON (`.json`) or YAML (`.yml`, `.yaml`)."""
         if os.fspath(path).endswith(YAML_SUFFIXES):
@@ -218,6 +230,7 @@ class ResourceSpec:
             wire.save(self.to_proto(), path, error=ResourceSpecError)
 
     @classmethod
+    @checked("path", error=ResourceSpecError)
     def load(cls, path: str | os.PathLike[str]) -> "ResourceSpec":
         """The spec that `save` wrote as binary or JSON; YAML is for `autodist_py.resources.load_resource_spec`."""
         return cls.from_proto(wire.load(pb.ResourceSpec, path, error=ResourceSpecError, most_bytes=MOST_BYTES))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from autodist_py.proto import strategy_pb2 as pb
 from autodist_py.proto import wire
+from autodist_py.proto.arguments import checked
 from autodist_py.proto.checks import require_unique
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Variable
@@ -254,6 +255,7 @@ class Strategy:
             path=message.path,
         )
 
+    @checked("path", error=StrategyError)
     def save(self, path: str | os.PathLike[str]) -> "Strategy":
         """The strategy is in the file, binary (`.pb`) or JSON (`.json`); the result knows its path."""
         saved = replace(self, path=os.fspath(path))
@@ -261,6 +263,7 @@ class Strategy:
         return saved
 
     @classmethod
+    @checked("path", error=StrategyError)
     def load(cls, path: str | os.PathLike[str], *, is_own: bool = False) -> "Strategy":
         """The strategy that `save` wrote; its path is the one it was loaded from. For `is_own` see `from_proto`."""
         message = wire.load(pb.Strategy, path, error=StrategyError, most_bytes=_MOST_BYTES)

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from autodist_py.proto import wire
+from autodist_py.proto.arguments import checked
 from autodist_py.proto.errors import AutoDistError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
@@ -19,6 +20,7 @@ _LOADERS: Mapping[str, Callable[[str | os.PathLike[str]], Value]] = {
 }
 
 
+@checked("path", error=AutoDistError)
 def load_value(path: str | os.PathLike[str]) -> Value:
     """The value in a file that `save` wrote as binary (`.pb`) or JSON (`.json`).
 

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 
+from autodist_py.proto.arguments import check_fields
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
@@ -17,6 +18,9 @@ class FromFile:
     """
 
     path: str | os.PathLike[str]
+
+    def __post_init__(self) -> None:
+        check_fields(self, error=StrategyError)
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
         """What the file says.

@@ -3,6 +3,7 @@
 python tests/cluster_worker.py        started by tests/cluster_pool.py; the chief starts the other workers
 """
 
+import faulthandler
 import importlib
 import os
 import sys
@@ -13,6 +14,9 @@ from multiprocessing.connection import Client
 
 ADDRESS_VARIABLE = "CLUSTER_POOL_ADDRESS"
 AUTHKEY_VARIABLE = "CLUSTER_POOL_AUTHKEY"
+
+_STACKS_SECONDS = 200.0
+"""After so long it is shown where a case stands, before the test process ends it."""
 
 
 def main() -> None:
@@ -30,11 +34,14 @@ def main() -> None:
 
 def outcome(module: str, function: str, arguments: dict) -> tuple[bool, object]:
     """Whether the case succeeded, and its result, or the traceback as text."""
+    faulthandler.dump_traceback_later(_STACKS_SECONDS)
     try:
         with settings_restored():
             return True, getattr(importlib.import_module(module), function)(**arguments)
     except Exception:
         return False, traceback.format_exc()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @contextmanager

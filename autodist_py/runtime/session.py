@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from autodist_py import tf_adapter
 from autodist_py.capture.graph import Signature
+from autodist_py.proto.arguments import checked
 from autodist_py.proto.errors import SessionError
 from autodist_py.runtime.session_programs import Program, SessionPrograms
 
@@ -33,11 +34,12 @@ class DistributedSession(tf_adapter.SessionInterface):
         """The user's graph, as it was captured."""
         return self._graph
 
+    @checked("feed_dict", "options", error=SessionError)
     def run(
         self,
         fetches: Any,
         feed_dict: Mapping[Any, Any] | None = None,
-        options: Any = None,
+        options: tf.compat.v1.RunOptions | None = None,
         run_metadata: Any = None,
     ) -> Any:
         """Run `fetches`, in any structure of tensors, ops, variables and names; returns what one device would have.
@@ -81,6 +83,7 @@ class DistributedSession(tf_adapter.SessionInterface):
         """The user's graph, as a message."""
         return self._graph.as_graph_def(add_shapes=True)
 
+    @checked("feed_list", error=SessionError)
     def make_callable(self, fetches: Any, feed_list: Sequence[Any] | None = None) -> Callable[..., Any]:
         """A function that runs `fetches`, fed with its arguments in the order of `feed_list`."""
         keys = list(feed_list or ())

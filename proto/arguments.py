@@ -1,0 +1,87 @@
+"""Arguments and fields are of the types that their annotations say, before anything is done with them.
+
+pydantic checks them, in its strict mode: "false" is no bool, True is no int. What it would copy stays what was given.
+"""
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, ParamSpec, TypeVar, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True)
+_SHOWN = 80
+"""Characters of a value in an error."""
+
+
+def checked(*names: str, error: type[Exception]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorates a function: its arguments `names` are of their annotated types, or `error` is raised and nothing done.
+
+    A scalar of NumPy's is taken as Python's number.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError:  # Python says it in its own words.
+                return function(*args, **kwargs)
+            for name in names:
+                if name in bound.arguments:
+                    value = bound.arguments[name] = _plain(bound.arguments[name])
+                    _require(value, _hints(function)[name], f"{name} of {_title(function)}", error)
+            return function(*bound.args, **bound.kwargs)
+
+        return call
+
+    return decorate
+
+
+def check_fields(value: Any, *, error: type[Exception]) -> None:
+    """The fields of a dataclass are of their annotated types.
+
+    Raises:
+        error: it names the field, what it must be, and what it is.
+    """
+    kind: Any = type(value)
+    for field in fields(value):
+        _require(getattr(value, field.name), _hints(kind)[field.name], f"{field.name} of {kind.__name__}", error)
+
+
+def _require(value: object, annotation: Any, what: str, error: type[Exception]) -> None:
+    try:
+        _adapter(annotation).validate_python(value)
+    except ValidationError:
+        expected = re.sub(r"(?:\w+\.)+(?=\w)", "", inspect.formatannotation(annotation)).replace(" | ", " or ")
+        shown = repr(value)
+        shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+        raise error(f"{what} must be {expected}; got {shown} ({type(value).__name__})") from None
+
+
+@functools.cache
+def _hints(annotated: Any) -> Mapping[str, Any]:
+    return get_type_hints(annotated)
+
+
+@functools.cache
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation, config=_STRICT)
+
+
+def _title(function: Callable[..., Any]) -> str:
+    return function.__qualname__.removesuffix(".__init__")
+
+
+def _plain(value: Any) -> Any:
+    """A scalar of NumPy's as Python's; `proto` imports no NumPy, so it is told by what it has."""
+    is_scalar = type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item")
+    return value.item() if is_scalar else value

@@ -268,15 +268,20 @@ class Coordinator:
     def process_ended(self, rank: int, exit_code: int, reason: str = "") -> None:
         """The launcher saw the worker's process end; unless all have left and the code is 0, the run has failed.
 
-        `reason` is given where the launcher knows more than the exit code tells.
+        `reason` is given where the launcher knows more than the exit code tells. A worker that ends with an error after
+        this process stood still has taken the chief for lost.
         """
         with self._changed:
+            self._reports.catch_up()
             if (exit_code == 0 and self._all_left) or rank in self._lost:
                 return
             if exit_code == 0 and rank in self._released:
                 self._fail(rank, "ended its script", self._released[rank])
             elif reason:
                 self._miss(rank, "ended", reason)
+            elif rank in self._servers and exit_code > 0 and self._reports.stood_still:
+                gap = f"for {self._reports.stood_still:.0f} s, as a process that is stopped or on a sleeping machine"
+                self._fail(_CHIEF, "stood still", f"{gap}; meanwhile {self._names([rank])} gave it up for lost")
             elif rank not in self._servers:
                 hint = "see its output above" if exit_code else "its script must reach AutoDist(...)"
                 self._miss(rank, "ended", f"{describe_exit(exit_code)}; {hint}")

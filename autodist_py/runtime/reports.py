@@ -5,10 +5,14 @@ import time
 from collections.abc import Collection
 from typing import NamedTuple
 
-from autodist_py.runtime.waits import PROMPT_SECONDS, Waits
+from autodist_py.runtime.waits import LEAST_SILENCE_SECONDS, PROMPT_SECONDS, Waits
 
 HEARTBEAT_SECONDS = 1.0
 """How often a worker reports while no program has a timeout; also how long the coordinator holds a report back."""
+
+
+_RECENT_SECONDS = 10.0
+"""How long after this process stood still the others' end is taken for an effect of it."""
 
 
 class _Report(NamedTuple):
@@ -40,6 +44,7 @@ class Reports:
         self._heartbeat_timeout = heartbeat_timeout
         self._last: dict[int, _Report] = {}
         self._checked = time.monotonic()
+        self._still = (0.0, -math.inf)
 
     def take(self, rank: int, waits: Waits) -> None:
         """A worker has joined, or reports."""
@@ -70,6 +75,14 @@ class Reports:
         self._checked = now
         if late > 0:
             self._last = {rank: last.later(late) for rank, last in self._last.items()}
+        if late > LEAST_SILENCE_SECONDS:
+            self._still = (late, now)
+
+    @property
+    def stood_still(self) -> float:
+        """For how many seconds this process itself did nothing, if that was just now; else 0. Catch up before."""
+        seconds, until = self._still
+        return seconds if time.monotonic() - until < _RECENT_SECONDS else 0.0
 
     def behind(self, ranks: Collection[int]) -> tuple[int, str] | None:
         """Which of these lives but keeps others of them waiting, and how; none, until it has said so after the limit.

@@ -158,6 +158,26 @@ def test_workers_end_when_the_chief_is_killed(start, tmp_path):
     assert (tmp_path / "cause").read_text() == cause
 
 
+def test_a_chief_that_stood_still_says_so_when_it_goes_on(start):
+    run = start("""
+        join()
+        ready()
+        wait_for_ever()
+    """)
+    run.wait_for("ready", 2)
+    os.kill(run.pids[0], signal.SIGSTOP)
+    until(lambda: not is_running(run.pids[1]), 3 * END_SECONDS)
+    os.kill(run.pids[0], signal.SIGCONT)
+
+    assert run.end(END_SECONDS) == 1, run.text
+    assert run.causes.pop(1) == "worker 0 (127.0.0.1), the chief, is lost: its coordinator does not answer"
+    assert re.fullmatch(
+        r"worker 0 \(127.0.0.1\) stood still before its first step: for \d+ s, as a process that is stopped or on a "
+        r"sleeping machine; meanwhile worker 1 \(127.0.0.2\) gave it up for lost",
+        run.causes[0],
+    )
+
+
 def test_a_worker_whose_script_is_over_does_not_wait_for_a_chief_that_is_silent(start, tmp_path):
     run = start("""
         join()

@@ -45,7 +45,7 @@ from autodist_py.runtime.session_programs import DistributedPrograms, OneDeviceP
 from autodist_py.saving.chief_writes import ChiefWrites
 from autodist_py.settings import Settings
 from autodist_py.strategy_builders.base import StrategyBuilder, resolve_builder
-from autodist_py.tf_adapter import sharded
+from autodist_py.tf_adapter import shapes_of_tensorflow_2, sharded
 
 _CHOICES = {
     "batch": ("global", "local"),
@@ -310,7 +310,8 @@ class AutoDist:
             raise CaptureError(
                 "this AutoDist has an open session already; close it first, or make another AutoDist for another graph"
             )
-        self._session = DistributedSession(self._scope.graph, self._session_programs(self._scope))
+        with shapes_of_tensorflow_2():
+            self._session = DistributedSession(self._scope.graph, self._session_programs(self._scope))
         return self._session
 
     @checked("step", error=CaptureError)
@@ -327,7 +328,8 @@ class AutoDist:
             return self._compiler.strategy(step.captured(*args, **kwargs).item)
         if self._scope is None:
             raise CaptureError("build_strategy() needs a graph built in scope(), or a step function and its arguments")
-        return self._compiler.strategy(self._scope.item(self._capture_options))
+        with shapes_of_tensorflow_2():
+            return self._compiler.strategy(self._scope.item(self._capture_options))
 
     def sync(self) -> None:
         """Bring the user's variables up to date with the running state; every worker calls it.

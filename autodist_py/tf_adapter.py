@@ -11,7 +11,7 @@ from tensorflow.python.client import pywrap_tf_session as c_api
 from tensorflow.python.client import session
 from tensorflow.python.data.experimental.ops import distribute
 from tensorflow.python.eager import context, record
-from tensorflow.python.framework import c_api_util, importer, stack
+from tensorflow.python.framework import c_api_util, importer, stack, tensor_shape
 from tensorflow.python.framework import func_graph as func_graph_module
 from tensorflow.python.ops import resource_variable_ops as variable_ops
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -182,6 +182,17 @@ def global_seed() -> int | None:
 def eagerly() -> AbstractContextManager[None]:
     """What is done within happens eagerly, also while a `tf.Graph` is the default (which `tf.init_scope` stays in)."""
     return context.eager_mode()
+
+
+@contextmanager
+def shapes_of_tensorflow_2() -> Iterator[None]:
+    """The sizes of a TensorShape are numbers within, as they are not after `tf.compat.v1.disable_v2_behavior()`."""
+    before = tensor_shape._TENSORSHAPE_V2_OVERRIDE
+    tensor_shape._TENSORSHAPE_V2_OVERRIDE = True
+    try:
+        yield
+    finally:
+        tensor_shape._TENSORSHAPE_V2_OVERRIDE = before
 
 
 def register_functions(library: Any) -> list[str]:

@@ -50,8 +50,9 @@ class Editor:
         self._dropped.add(op)
 
     def wait(self, op: str, other: str) -> None:
-        """The captured op waits for another one more."""
-        self._waits.setdefault(op, []).append(f"^{other}")
+        """The captured op waits for another one more, wherever in loops of TensorFlow 1 the two stand."""
+        for waiting, awaited in self.view.waits(op, other):
+            self._waits.setdefault(waiting, []).append(f"^{awaited}")
 
     def trace(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """The names of what `function` makes of tensors."""

@@ -12,6 +12,7 @@ import networkx as nx
 import numpy as np
 import tensorflow as tf
 
+from autodist_py.kernel.control_flow import BACK_EDGE, ControlFlow, control_flow
 from autodist_py.kernel.names import op_of, parse
 from autodist_py.proto.errors import InvalidGraphError
 
@@ -60,7 +61,6 @@ WRITES_RESOURCE = frozenset(
         "LookupTableRemoveV2",
         "QueueEnqueueManyV2",
         "QueueEnqueueV2",
-        "StackPushV2",
     }
 )
 """Op types that write a resource other than a variable."""
@@ -125,9 +125,6 @@ SEED_INPUT = {
     "StatelessMultinomial": 2,
 }
 """Stateless random op types, and which of their inputs is the seed (or, of the newer ones, the key)."""
-
-BACK_EDGE = frozenset({"NextIteration", "RefNextIteration"})
-"""Op types whose edges to a Merge close a loop (control flow of TensorFlow 1)."""
 
 
 def functions_of(node: tf.compat.v1.NodeDef) -> Iterator[tuple[str, str]]:
@@ -304,7 +301,7 @@ class GraphView:
         return {consumer for op in ops for consumer in self._readers[op]}
 
     def dataflow_order(self, ops: Collection[str]) -> Iterator[str]:
-        """`ops`, each after those of them that it reads; loops of TensorFlow 1 are entered anywhere."""
+        """`ops`, each after those of them that it reads; loops of TensorFlow 1 are entered where they begin."""
         seen: set[str] = set()
         for end in sorted(ops, key=self._positions.__getitem__):
             pending = [(end, False)]
@@ -315,7 +312,48 @@ class GraphView:
                 elif name not in seen:
                     seen.add(name)
                     pending.append((name, True))
-                    pending += [(other, False) for other in self._read_by[name] if other in ops and other not in seen]
+                    pending += [
+                        (other, False)
+                        for other in self._read_by[name]
+                        if other in ops and other not in seen and self.nodes[other].op not in BACK_EDGE
+                    ]
+
+    def waits(self, op: str, other: str) -> Iterator[tuple[str, str]]:
+        """The control edges by which `op` waits for `other`, each from the first of a pair to the second.
+
+        No edge may lead into a loop of TensorFlow 1 or out of one, so what enters it waits, or what leaves it is waited
+        for. An op that is not in the graph stands in no loop.
+
+        Raises:
+            InvalidGraphError: nothing leaves the loop of `other` after it.
+        """
+        flow = self.control_flow
+        node = self.nodes.get(op)
+        begins = flow.ways_in(op if node is None or node.op != "Exit" else op_of(node.input[0]))
+        if node is not None and node.op == "Enter":
+            begins = begins[:-1]
+        ends = flow.ways_in(other)
+        depth = 0
+        while depth < min(len(begins), len(ends)) and begins[depth] == ends[depth]:
+            depth += 1
+        waiting = [op] if len(begins) == depth else self._entering(begins[depth])
+        awaited = [other] if len(ends) == depth else self._leaving(ends[depth], other)
+        if not awaited:
+            raise InvalidGraphError(
+                f"'{op}' must wait for '{other}', but nothing leaves the loop '{ends[depth]}' after that"
+            )
+        yield from ((one, before) for before in awaited for one in waiting)
+
+    def _entering(self, frame: str) -> list[str]:
+        """The ops that lead into a frame."""
+        return [node.name for node in self.of_type({"Enter"}) if node.attr["frame_name"].s.decode() == frame]
+
+    def _leaving(self, frame: str, op: str) -> list[str]:
+        """The ops that lead out of a frame, and wait for its op `op`."""
+        of_frame = [node for node in self.of_type({"Exit"}) if frame in self.control_flow.ways_in(op_of(node.input[0]))]
+        around = self.control_flow.around[frame]
+        exits = [node.name for node in of_frame if self.control_flow.frames.get(node.name, "") == around]
+        return [name for name in exits if op in self.ancestors([name])]
 
     @cached_property
     def _positions(self) -> Mapping[str, int]:
@@ -323,10 +361,20 @@ class GraphView:
         return {name: position for position, name in enumerate(self.nodes)}
 
     @cached_property
+    def control_flow(self) -> ControlFlow:
+        """Where ops stand in loops and branches of TensorFlow 1."""
+        is_there = any(node.op in ("Enter", "Switch") for node in self.nodes.values())
+        return control_flow(self.nodes, self.order()) if is_there else ControlFlow()
+
+    @cached_property
     def _read_by(self) -> Mapping[str, Sequence[str]]:
-        """For each op, those whose results it reads."""
+        """For each op, those whose results it reads, and those that decide whether it runs."""
+        unread = self.control_flow.unread
         return {
-            name: [producer for producer, read in zip(self.producers[name], node.input, strict=True) if read[0] != "^"]
+            name: [
+                *(producer for producer, read in zip(self.producers[name], node.input, strict=True) if read[0] != "^"),
+                *sorted(unread.get(name, ())),
+            ]
             for name, node in self.nodes.items()
         }
 

@@ -25,8 +25,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 import networkx as nx
 import tensorflow as tf
 
+from autodist_py.kernel.control_flow import BACK_EDGE
 from autodist_py.kernel.graph_view import (
-    BACK_EDGE,
     PASSES_HANDLE,
     READS_VARIABLE,
     VARIABLE_OP,

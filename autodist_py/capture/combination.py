@@ -3,7 +3,7 @@
 One class, though long: whether a value may be combined depends on the extents, and the extents on what is combined.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -16,8 +16,10 @@ from autodist_py.capture.shapes import static_shape
 from autodist_py.kernel.analysis import random_ops
 from autodist_py.kernel.batch import batched_tensors
 from autodist_py.kernel.combining import SUMMED
+from autodist_py.kernel.control_flow import BACK_EDGE, CONTROL_FLOW
 from autodist_py.kernel.cross_device_ops.collective import CARRIED
 from autodist_py.kernel.cross_device_ops.rows import TRAVELS
+from autodist_py.kernel.extent.joins import after_turn, joined
 from autodist_py.kernel.extent.rules import extent_of, is_known
 from autodist_py.kernel.extent.values import FIXED, Extent, Operands
 from autodist_py.kernel.graph_view import ITERATOR_NEXT, SHOWS, VARIABLE_OP, GraphView
@@ -60,7 +62,6 @@ _RESULTS = {
     Extent.COUNT: "sum",
     Extent.MEAN: "mean",
 }
-_CONTROL_FLOW = frozenset({"Enter", "Merge", "Switch"})
 
 Edge = tuple[str, int]
 """An op and the position of one of its inputs."""
@@ -129,6 +130,11 @@ class Combination:
         self._assumed = {str(parse(tensor)): assumed for tensors in losses for tensor in tensors}
         self._terms: dict[str, Extent] = {}
         """Terms of losses that are not known, and what they are taken for where anything but a loss reads them."""
+        self._flow = whole.control_flow
+        self._turned: dict[str, Extent] = {}
+        """What goes round a loop of TensorFlow 1, as far as the turns that were looked at show."""
+        self._given_whole: set[str] = set()
+        """Ops that lead into loops and branches of TensorFlow 1, which are given what is combined."""
         self._extents: dict[str, tuple[Extent, ...]] = {}
         self._blocks: dict[str, int | None] = {}
         """How many rows each example has in results of these ops."""
@@ -233,18 +239,25 @@ class Combination:
     def _find_differing(self) -> set[str]:
         """Ops that are computed from what differs between replicas, when statistics are combined."""
         found: set[str] = set()
-        for name in self._graph.dataflow_order(self._graph.nodes):
-            reads = self._graph.nodes[name].input
-            if name not in self._seams and (
-                name in self._sources
-                or any(
-                    op_of(read) in found and self.edges.get((name, index), "share") == "share"
-                    for index, read in enumerate(reads)
-                    if not read.startswith("^")
-                )
-            ):
-                found.add(name)
-        return found
+        while True:  # What differs in one turn of a loop of TensorFlow 1 does so in the next.
+            num_before = len(found)
+            for name in self._graph.dataflow_order(self._graph.nodes):
+                if name not in found and name not in self._seams and self._is_differing(name, found):
+                    found.add(name)
+            if len(found) == num_before or not self._flow.frames:
+                return found
+
+    def _is_differing(self, op: str, found: Set[str]) -> bool:
+        """Whether `op` differs between replicas, as it is a source, or reads, or depends on, one of those `found`."""
+        return (
+            op in self._sources
+            or not found.isdisjoint(self._flow.unread.get(op, ()))
+            or any(
+                op_of(read) in found and self.edges.get((op, index), "share") == "share"
+                for index, read in enumerate(self._graph.nodes[op].input)
+                if not read.startswith("^")
+            )
+        )
 
     def reads_differing(self, op: str, index: int) -> bool:
         """Whether the `index`-th input of `op` differs between replicas as it is read."""
@@ -279,7 +292,7 @@ class Combination:
 
     def known_values(self, graph: GraphView) -> Iterator[Output]:
         """The tensors of `graph` of which it is known what they are for the whole batch, each after what it is of."""
-        hidden = graph.dataflow_descendants(node.name for node in graph.of_type(_CONTROL_FLOW))
+        hidden = graph.dataflow_descendants(node.name for node in graph.of_type(CONTROL_FLOW))
         read = {str(parse(name)) for node in graph.nodes.values() for name in node.input if not name.startswith("^")}
         of_op: dict[str, list[str]] = {}
         for tensor in sorted(read):
@@ -305,6 +318,18 @@ class Combination:
         return "" if extent is Extent.SAME else _REDUCTIONS[extent]
 
     def _evaluate(self) -> None:
+        self._turned.clear()
+        self._given_whole.clear()
+        while True:
+            turned, given = dict(self._turned), set(self._given_whole)
+            self._pass_over()
+            if given != self._given_whole:
+                self._turned.clear()
+            elif turned == self._turned:
+                return
+
+    def _pass_over(self) -> None:
+        """Find the extents of all ops, given what goes round the loops of TensorFlow 1."""
         self._extents.clear()
         self.edges.clear()
         self.deltas.clear()
@@ -316,6 +341,8 @@ class Combination:
             chosen = {name} if node.op == "Where" else self._chosen_by(node)
             if len(chosen) == 1:
                 self._choices[name] = chosen.pop()
+            if node.op in BACK_EDGE:
+                self._turned[name] = after_turn(self._turned.get(name), self._extents[name][0])
 
     def _block(self, node: tf.compat.v1.NodeDef) -> int | None:
         """How many rows each example has in what `node` computes, where that has rows; None: it is not known."""
@@ -324,6 +351,9 @@ class Combination:
         kinds = (Extent.ROWS, Extent.PLACES)
         reads = [name for name in node.input if not name.startswith("^") and self._extent(name) in kinds]
         known = (block for name in reads if (block := self._blocks.get(op_of(name))) is not None)
+        if node.op == "Merge":
+            blocks = {self._blocks.get(op_of(name)) for name in reads}
+            return blocks.pop() if len(blocks) == 1 else None
         block = next(known, None)
         if node.op != "Reshape" or block is None:
             return block
@@ -384,6 +414,11 @@ class Combination:
             return given
         reads = [name for name in node.input if not name.startswith("^")]
         extents = tuple(self._read(node.name, tensor) for tensor in reads)
+        if node.op in CONTROL_FLOW:
+            return self._passed(node, reads, extents)
+        if not self._run_alike(self._flow.unread.get(node.name, ())):
+            self._note_local(node.name)
+            return (Extent.OTHER,)
         if all(extent is Extent.SAME for extent in extents):
             return (Extent.OTHER if node.name in self._random else Extent.SAME,)
         if self._is_clipped_to_one(node):
@@ -410,6 +445,79 @@ class Combination:
             result = Extent.OTHER  # What cannot be combined after the cast is combined before it.
         return (self._combined_first(node, reads, operands, result),)
 
+    def _passed(
+        self, node: tf.compat.v1.NodeDef, reads: Sequence[str], extents: Sequence[Extent]
+    ) -> tuple[Extent, ...]:
+        """What an op of TensorFlow 1's control flow passes on: all replicas must take the same way."""
+        wanted = _wanted(reads, extents)
+        if node.name in self._given_whole and wanted and self._can_combine_all(node.name, wanted):
+            self._combine(node.name, wanted)
+            return (Extent.SAME,)
+        ways = self._flow.chosen.get(node.name, frozenset())
+        if node.op in ("Exit", "Switch"):
+            switch = self._graph.nodes[op_of(reads[0])] if node.op == "Exit" else node
+            ways = frozenset({op_of(switch.input[1])})
+        result = self._merged(reads, extents) if node.op == "Merge" else extents[0]
+        if not self._run_alike(ways):
+            self._note_local(node.name)
+            return (Extent.OTHER, Extent.OTHER) if node.op == "Merge" else (Extent.OTHER,)
+        if result is Extent.OTHER and node.op == "Merge" and Extent.OTHER not in extents:
+            self._note_local(node.name)
+        return (result, Extent.SAME) if node.op == "Merge" else (result,)
+
+    def _run_alike(self, ways: Iterable[str]) -> bool:
+        """Whether what decides whether something runs, or what it takes from a stack, is the same on all replicas."""
+        return all(self._extent(way) is Extent.SAME for way in ways)
+
+    def _merged(self, reads: Sequence[str], extents: Sequence[Extent]) -> Extent:
+        """What a Merge passes on: of a loop's, as far as it has been gone round."""
+        known = []
+        for tensor, extent in zip(reads, extents, strict=True):
+            if self._graph.nodes[op_of(tensor)].op not in BACK_EDGE:
+                known.append(extent)
+            elif op_of(tensor) in self._turned:
+                known.append(self._turned[op_of(tensor)])
+        alike = [tensor for tensor, extent in zip(reads, extents, strict=True) if extent is Extent.SAME]
+        return joined(known, begins_with_zero=all(self._is_zero(tensor) for tensor in alike))
+
+    def _is_zero(self, tensor: str) -> bool:
+        """Whether `tensor`, which a loop or branch is given, is known to be 0."""
+        node = self._graph.nodes[op_of(tensor)]
+        if node.op in (*BACK_EDGE, "Enter", "Switch"):
+            return node.op in BACK_EDGE or self._is_zero(node.input[0])
+        value = self._constants.value(tensor)
+        return value is not None and not value.any()
+
+    def _note_local(self, op: str) -> None:
+        if op in self._loss_region:
+            self.local.append(op)
+        else:
+            self._give_whole(op)
+
+    def _give_whole(self, op: str) -> None:
+        """Let the loops and branches around `op`, or that it ends, be given what is combined, if all of that can be."""
+        seen = {op}
+        pending = [op]
+        entries: list[str] = []
+        while pending:
+            name = pending.pop()
+            node = self._graph.nodes[name]
+            reads = [op_of(read) for read in node.input if not read.startswith("^")]
+            if node.op in ("Enter", "Switch") and all(self._flow.runs_once(read) for read in reads):
+                entries.append(name)
+                continue
+            if name != op and self._flow.runs_once(name) and node.op not in CONTROL_FLOW:
+                continue
+            reads += sorted(self._flow.unread.get(name, ()))
+            pending += [read for read in reads if read not in seen]
+            seen |= set(reads)
+        for entry in entries:
+            reads = [name for name in self._graph.nodes[entry].input if not name.startswith("^")]
+            wanted = _wanted(reads, [self._read(entry, tensor) for tensor in reads])
+            if not self._can_combine_all(entry, wanted):
+                return
+        self._given_whole |= set(entries)
+
     def _is_discrete(self, op: str) -> bool:
         """Whether all that `op` returns are integers, truth values or texts."""
         if self._graph.nodes[op].op == VARIABLE_OP or not self._graph.dataflow_consumers([op]):
@@ -433,10 +541,14 @@ class Combination:
         """Of the local ops leave those of which anything comes but a size that is clipped to one number."""
         ends = {op_of(name) for name in self._assumed} | self._ends
         live = set[str]()
-        for name in reversed(list(self._graph.dataflow_order(self._region))):
-            users = self._graph.dataflow_consumers([name]) & live
-            if name in ends or any(not self._is_clipped_to_one(self._graph.nodes[user]) for user in users):
-                live.add(name)
+        while True:  # What is used in one turn of a loop of TensorFlow 1 was computed in the turn before.
+            num_before = len(live)
+            for name in reversed(list(self._graph.dataflow_order(self._region))):
+                users = self._graph.dataflow_consumers([name]) & live
+                if name in ends or any(not self._is_clipped_to_one(self._graph.nodes[user]) for user in users):
+                    live.add(name)
+            if len(live) == num_before or not self._flow.frames:
+                break
         self.local = [name for name in self.local if name in live]
 
     def _combined_first(
@@ -450,6 +562,8 @@ class Combination:
             return result
         wanted = [one for one in _wanted(reads, operands.extents) if not (mixes and one.extent in _APART)]
         if not self._can_combine_all(node.name, wanted):
+            if not self._flow.runs_once(node.name) and node.name not in self._loss_region:
+                self._give_whole(node.name)
             return self._uncombined(node, operands, wanted, mixes=mixes)
         self._combine(node.name, wanted)
         return result if mixes else Extent.SAME
@@ -496,7 +610,12 @@ class Combination:
         return reader not in self._random and all(self._can_combine(reader, one.tensor, one.extent) for one in wanted)
 
     def _can_combine(self, reader: str, tensor: str, extent: Extent) -> bool:
-        """Whether `reader` may be given the combined `tensor`, which is of this extent on each replica."""
+        """Whether `reader` may be given the combined `tensor`, which is of this extent on each replica.
+
+        Replicas would wait for one another for what is combined in loops and branches of TensorFlow 1.
+        """
+        if not self._flow.runs_once(op_of(tensor)):
+            return False
         if reader in self._loss_region and (extent in _OF_ROWS or op_of(tensor) in self._trained):
             return False
         if reader in self._loss_region and str(parse(tensor)) in self._shared:
@@ -528,6 +647,8 @@ class Combination:
         """Whether what a loss is computed by can be computed of all examples too, beside the replica's own value."""
         node = self._graph.nodes[op]
         if op not in self._loss_region or op in self._random or not is_known(node.op):
+            return False
+        if not self._flow.runs_once(op):
             return False
         reads = [(tensor, self._extent(tensor)) for tensor in node.input if not tensor.startswith("^")]
         return all(

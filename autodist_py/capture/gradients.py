@@ -80,10 +80,11 @@ class GradientRecorder:
         if handle is None or gradient is None:
             return gradient
         current = tf.compat.v1.get_default_graph()
-        if current is not self._graph:
+        within = current.name if current is not self._graph else tf_adapter.loop_or_branch(current)
+        if within:
             raise CaptureError(
                 f"the gradient of variable '{getattr(source, 'path', None) or getattr(source, 'name', source)}' is "
-                f"computed inside a loop body, branch or function ('{current.name}'), where it cannot be combined over "
+                f"computed inside a loop body, branch or function ('{within}'), where it cannot be combined over "
                 "replicas; compute it in the step itself"
             )
         with tf.name_scope("gradient"), tf.control_dependencies(None):

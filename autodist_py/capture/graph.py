@@ -65,7 +65,7 @@ class GraphScope:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record gradients, and trace tf.functions inline, while the user builds the graph."""
+        """Record gradients, make resource variables, and trace tf.functions inline, while the user builds the graph."""
         if self._seed is not None and self.graph.seed is None:
             self.graph.seed = self._seed
         with ExitStack() as stack:
@@ -74,6 +74,7 @@ class GraphScope:
             stack.enter_context(self._recorder.active())
             stack.enter_context(self._layers.active())
             stack.enter_context(tf_adapter.savers_built(self._note_saver))
+            stack.enter_context(tf_adapter.resource_variables())
             if self._is_shared_out:
                 stack.enter_context(refused_combinations(self.graph, self._layers.innermost))
             stack.enter_context(tf_adapter.inlined_functions(self.graph))
@@ -100,7 +101,7 @@ class GraphScope:
             if op.type in _REFERENCE_VARIABLES:
                 raise CaptureError(
                     f"variable '{op.name}' is a reference variable ({op.type}), which TensorFlow cannot use across "
-                    "functions; make it with use_resource=True, or do not disable resource variables"
+                    "functions; make it in scope(), where variables are others by default, not with use_resource=False"
                 )
             if op.type == VARIABLE_OP:
                 found[op.name] = _variable(op, known.get(op.name))

@@ -56,6 +56,14 @@ class _Parts:
         for (joint, _), name in zip(tensors, names, strict=True):
             self._of[joint].append(name)
         self._whole = {name: f"{joint}:{index}" for (joint, index), name in zip(tensors, names, strict=True)}
+        self._waits: dict[str, set[str]] = {}
+        """For each part, and what leads into its loop of TensorFlow 1, the ops with effects that it waits for."""
+        for joint in joints:
+            effects = view.ancestors([joint.name]) & self._effects
+            for name, source in zip(self._of[joint.name], joint.input, strict=False):
+                for effect in effects - view.ancestors([op_of(source)]):
+                    for waiting, awaited in view.waits(joint.name, effect):
+                        self._waits.setdefault(name if waiting == joint.name else waiting, set()).add(f"^{awaited}")
 
     def tensor(self, name: str) -> str:
         """The name of a tensor as it is now."""
@@ -85,14 +93,14 @@ class _Parts:
                 result.input.extend(f"^{part}" for part in self.ops(tensor.op))
             else:
                 result.input.append(str(parse(self.tensor(name))))
+        if node.op == "Enter":
+            result.input.extend(sorted(self._waits.get(node.name, set()) - set(node.input)))
         return result
 
     def identities(self, joint: tf.compat.v1.NodeDef) -> Iterator[tf.compat.v1.NodeDef]:
         """What `joint` becomes."""
-        effects = self._view.ancestors([joint.name]) & self._effects
         for name, source, dtype in zip(self._of[joint.name], joint.input, joint.attr["T"].list.type, strict=False):
-            waits = effects - self._view.ancestors([op_of(source)])
-            controls = {*(each for each in joint.input if parse(each).is_control), *(f"^{each}" for each in waits)}
+            controls = {*(each for each in joint.input if parse(each).is_control), *self._waits.get(name, ())}
             node = tf.compat.v1.NodeDef(
                 name=name, op="Identity", device=joint.device, input=[source, *sorted(controls)]
             )

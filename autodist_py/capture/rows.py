@@ -162,6 +162,8 @@ class Rows:
         given = self._combination.of_source(node)
         if given is not None:
             return given
+        if any(self._known(op) is not Extent.SAME for op in self._whole.control_flow.unread.get(node.name, ())):
+            return (Extent.OTHER,)
         reads = [name for name in node.input if not name.startswith("^")]
         extents = tuple(map(self._known, reads))
         if all(extent is Extent.SAME for extent in extents):

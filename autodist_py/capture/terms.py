@@ -183,15 +183,33 @@ class Separation:
         if linear:
             terms = [self._terms_of(*edge) for edge in linear]
             return _Terms(any(one.of_examples for one in terms), any(one.of_none for one in terms))
-        for edge in self._differing_reads(tensor):
-            if all(self._terms_of(*edge)) and edge[0] not in self.inseparable:
-                self.inseparable.append(edge[0])
+        mixing = [op for op, index in self._differing_reads(tensor) if all(self._terms_of(op, index))]
+        node = self._graph.nodes[op_of(tensor)]
+        if node.op == "Exit":  # What goes round is not followed.
+            mixing += [one.name for one in self._loop_of(node)[1] if self._adds_both(one)]
+        self.inseparable += [op for op in dict.fromkeys(mixing) if op not in self.inseparable]
         return _Terms(of_examples=True, of_none=False)
+
+    def _adds_both(self, node: tf.compat.v1.NodeDef) -> bool:
+        """Whether an op of a loop adds numbers that differ between replicas to others that do not, and are not 0."""
+        if node.op not in ADDITIVE or not self._tensor_of(f"{node.name}:0").dtype.is_floating:
+            return False
+        edges = [(node.name, index) for index, name in enumerate(node.input) if not name.startswith("^")]
+        alike = [edge for edge in edges if not self._combination.reads_differing(*edge)]
+        return len(alike) < len(edges) and not all(self._is_zero(self._read(*edge)) for edge in alike)
 
     def _differing_reads(self, tensor: str) -> list[Edge]:
         node = self._graph.nodes[op_of(tensor)]
-        edges = [(node.name, index) for index, name in enumerate(node.input) if not name.startswith("^")]
+        entries = self._loop_of(node)[0] if node.op == "Exit" else [node]
+        edges = [(one.name, index) for one in entries for index in range(len(one.input)) if one.input[index][0] != "^"]
         return [edge for edge in edges if self._combination.reads_differing(*edge)]
+
+    def _loop_of(self, leaving: tf.compat.v1.NodeDef) -> tuple[list[tf.compat.v1.NodeDef], list[tf.compat.v1.NodeDef]]:
+        """Of the loop of TensorFlow 1 that an op leads out of, the ops that lead in, and all that stand in it."""
+        flow = self._graph.control_flow
+        ways = flow.ways_in(op_of(leaving.input[0]))
+        inside = [node for name, node in self._graph.nodes.items() if flow.ways_in(name)[: len(ways)] == ways]
+        return [node for node in inside if node.op == "Enter" and flow.ways_in(node.name) == ways], inside
 
     def _linear_reads(self, tensor: str) -> list[Edge]:
         """What `tensor` is a linear function of, all else that it reads being the same everywhere; none: it is not."""

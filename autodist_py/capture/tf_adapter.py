@@ -14,7 +14,7 @@ from tensorflow.python.client import session as session_module
 from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
 from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.framework import func_graph as func_graph_module
-from tensorflow.python.ops import gradients_util
+from tensorflow.python.ops import gradients_util, resource_variables_toggle
 from tensorflow.python.ops import resource_variable_ops as variable_ops
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 
@@ -53,6 +53,12 @@ def flat_outputs(graph: Any) -> list[Any]:
 def is_within(graph: Any) -> bool:
     """Whether ops are now made in `graph`, or in a branch, loop body or function that is being traced inside it."""
     return any(current is graph for current in _graphs_around())
+
+
+def loop_or_branch(graph: Any) -> str:
+    """The name of the loop or branch of TensorFlow 1's control flow in which ops are now made; "": in none."""
+    around = graph._get_control_flow_context()
+    return str(around.name) if around is not None else ""
 
 
 def is_captured(graph: tf.Graph | None) -> bool:
@@ -194,6 +200,18 @@ def savers_built(on_build: Callable[[Any], None]) -> Iterator[None]:
 
     with patched(tf.compat.v1.train.Saver, "_build", build):
         yield
+
+
+@contextmanager
+def resource_variables() -> Iterator[None]:
+    """Variables are resource variables within, also after `tf.compat.v1.disable_v2_behavior()`."""
+    was_on = resource_variables_toggle.resource_variables_enabled()
+    resource_variables_toggle.enable_resource_variables()
+    try:
+        yield
+    finally:
+        if not was_on:
+            resource_variables_toggle._DEFAULT_USE_RESOURCE = False
 
 
 @contextmanager

@@ -56,7 +56,8 @@ class DistributedSession(tf_adapter.SessionInterface):
             WorkerFailedError: another worker failed; the message names it.
         """
         self._require_usable(options)
-        feeds = self._feeds(feed_dict or {})
+        with tf_adapter.shapes_of_tensorflow_2():
+            feeds = self._feeds(feed_dict or {})
         try:
             handler = tf_adapter.fetch_handler(self.graph, fetches)
         except (TypeError, ValueError) as error:
@@ -72,7 +73,7 @@ class DistributedSession(tf_adapter.SessionInterface):
         )
         program = self._programs.get(signature)
         if program is None:
-            with tf_adapter.eagerly():
+            with tf_adapter.eagerly(), tf_adapter.shapes_of_tensorflow_2():
                 program = self._programs[signature] = self._source.make(signature, list(feeds.values()))
         with tf_adapter.eagerly(), tf_adapter.run_metadata(run_metadata):
             values = dict(zip(signature.fetches, program.run(list(feeds.values())), strict=True))

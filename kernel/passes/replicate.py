@@ -58,7 +58,8 @@ class Replicate:
                 moved = _moved(node, position, shared)
                 moved.device = _own_device(view.nodes[holders.get(name, name)], position, replica.device)
                 if replica.index and name in differing:
-                    nodes += _own_streams([_silent(moved)], replica.index, renamed)
+                    in_loop = name in view.control_flow.frames
+                    nodes += _own_streams([_silent(moved, in_loop=in_loop)], replica.index, renamed, in_loop=in_loop)
                 else:
                     nodes.append(moved)
             functions += _own_functions(view, replica.index, renamed)
@@ -126,16 +127,26 @@ def _own_device(original: tf.compat.v1.NodeDef, position: int, device: str) -> s
     return original.device if is_on_cpu and (is_users_own or is_gpu(device)) else device
 
 
-def _silent(node: tf.compat.v1.NodeDef) -> tf.compat.v1.NodeDef:
-    """`node`; in the place of one that shows something to the user, one that only waits as it does."""
+def _silent(node: tf.compat.v1.NodeDef, *, in_loop: bool) -> tf.compat.v1.NodeDef:
+    """`node`; in the place of one that shows something to the user, one that only waits as it does.
+
+    In a loop of TensorFlow 1 it waits for what it would show, too: what has no input stands in no loop.
+    """
     if node.op not in SHOWS:
         return node
     waits = [name for name in node.input if name.startswith("^")]
+    if in_loop:
+        waits = sorted({f"^{op_of(name)}" for name in node.input})
     return tf.compat.v1.NodeDef(name=node.name, op="NoOp", input=waits, device=node.device)
 
 
 def _own_streams(
-    nodes: Iterable[tf.compat.v1.NodeDef], replica: int, renamed: dict[str, str], *, in_function: bool = False
+    nodes: Iterable[tf.compat.v1.NodeDef],
+    replica: int,
+    renamed: dict[str, str],
+    *,
+    in_function: bool = False,
+    in_loop: bool = False,
 ) -> Iterator[tf.compat.v1.NodeDef]:
     """`nodes`, edited: random ops have the replica's own seeds, and calls of random functions are of its own ones.
 
@@ -148,15 +159,18 @@ def _own_streams(
             if seeds != (0, 0):
                 node.attr["seed2"].i = (seeds[1] + replica * _SEED_STRIDE) % 2**31
         elif node.op in SEED_INPUT:
-            yield from _fold(node, replica, in_function=in_function)
+            yield from _fold(node, replica, in_function=in_function, in_loop=in_loop)
         if renamed:
             rename_functions(node, renamed)
 
 
 def _fold(
-    node: tf.compat.v1.NodeDef, replica: int, *, in_function: bool
+    node: tf.compat.v1.NodeDef, replica: int, *, in_function: bool, in_loop: bool
 ) -> tuple[tf.compat.v1.NodeDef, tf.compat.v1.NodeDef]:
-    """Two ops that make the seed of `node` the replica's own; in a function, results are named as they are there."""
+    """Two ops that make the seed of `node` the replica's own; in a function, results are named as they are there.
+
+    A constant stands in the loop of TensorFlow 1 in which something is that it waits for.
+    """
     dtype = tf.as_dtype(node.attr["Tseed"].type) if "Tseed" in node.attr else tf.uint64
     number = np.array(replica * _SEED_STRIDE % 2**31, dtype.as_numpy_dtype)
     constant = tf.compat.v1.NodeDef(op="Const", name=f"{node.name}/replica", device=node.device)
@@ -166,6 +180,8 @@ def _fold(
     position = SEED_INPUT[node.op]
     folded.input.extend([node.input[position], f"{constant.name}:output:0" if in_function else constant.name])
     folded.attr["T"].type = dtype.as_datatype_enum
+    if in_loop:
+        constant.input.append(f"^{op_of(node.input[position])}")
     node.input[position] = f"{folded.name}:z:0" if in_function else folded.name
     return constant, folded
 

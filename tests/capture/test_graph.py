@@ -8,8 +8,10 @@ import tensorflow as tf
 from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.function import Argument, Slot, capture_function
 from autodist_py.capture.graph import GraphScope
+from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.tf_adapter import eagerly
+from tests.loop_programs import control_flow_of_tensorflow_1
 
 v1 = tf.compat.v1
 
@@ -78,3 +80,31 @@ def test_a_table_that_a_step_makes_is_filled_by_an_op_of_its_item() -> None:
     ops = {node.name: node.op for node in v1.GraphDef.FromString(item.graph_def).node}
     assert [ops[name] for name in item.table_initializers] == ["LookupTableImportV2"]
     assert item.savers == ()
+
+
+@pytest.mark.parametrize("around", ["loop", "branch"])
+def test_a_gradient_in_a_loop_or_branch_of_tensorflow_1_is_refused_with_its_name(around: str) -> None:
+    scope = GraphScope(tf.Graph(), CaptureOptions(), seed=None)
+
+    def trained() -> tf.Operation:
+        return v1.train.GradientDescentOptimizer(0.1).minimize(tf.square(w))
+
+    with control_flow_of_tensorflow_1(), scope.graph.as_default(), scope.recording():
+        w = v1.get_variable("w", initializer=1.0)
+        with pytest.raises(CaptureError, match=rf"'w(:0)?' is computed inside a loop body, branch .*'here_{around}/"):
+            if around == "branch":
+                tf.cond(w > 0.0, trained, tf.no_op, name="here_branch")
+            else:
+                tf.while_loop(lambda i: i < 3, lambda i: [i + 1, trained()][:1], [0], name="here_loop")
+
+
+def test_variables_of_a_scope_are_resource_variables_whatever_the_process_makes() -> None:
+    scope = GraphScope(tf.Graph(), CaptureOptions(), seed=None)
+    v1.disable_resource_variables()
+    try:
+        with scope.graph.as_default(), scope.recording():
+            v1.get_variable("w", initializer=1.0)
+        assert not v1.resource_variables_enabled()
+    finally:
+        v1.enable_resource_variables()
+    assert list(scope.variables()) == ["w"]

@@ -50,7 +50,7 @@ class Editor:
         self._dropped.add(op)
 
     def wait(self, op: str, other: str) -> None:
-        """The captured op waits for another one more, wherever in loops of TensorFlow 1 the two stand."""
+        """The op, captured or new, waits for another one more, wherever in loops of TensorFlow 1 the two stand."""
         for waiting, awaited in self.view.waits(op, other):
             self._waits.setdefault(waiting, []).append(f"^{awaited}")
 
@@ -75,9 +75,10 @@ class Editor:
         What the changes leave without a use (what joins shards for nobody) would else count as a use of what it reads.
         """
         graph = self.view.changed(
-            added=self._added.values(),
+            added=[self._waiting(node) if name in self._waits else node for name, node in self._added.items()],
             replaced=[
-                self._waiting(self._replaced.get(op, self.view.nodes[op])) for op in self._replaced.keys() | self._waits
+                self._waiting(self._replaced.get(op, self.view.nodes[op]))
+                for op in self._replaced.keys() | self._waits.keys() - self._added.keys()
             ],
         )
         idle = graph.nodes.keys() - graph.ancestors(_ends(item))

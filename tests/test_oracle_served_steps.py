@@ -179,6 +179,66 @@ def a_target_that_follows_in_a_branch(s: State, x: tf.Tensor, ids: tf.Tensor, y:
     return loss, followed
 
 
+def averages_in_a_branch(s: State, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    """As stochastic weight averaging: one op reads weights that live apart, and writes what is none's state."""
+    loss, (da, db) = s.layers(x, y)
+    s.a.assign_sub(0.1 * da)
+    s.b.assign_sub(0.1 * db)
+    s.count.assign_add(1.0)
+    if s.count % 2.0 == 0.0:
+        s.seen.assign_add((tf.reduce_sum(s.b) - s.seen) / s.count)
+        s.sums.assign_add((tf.concat([s.a, s.b], axis=0) - s.sums) / s.count)
+    return loss
+
+
+def a_climb_and_back(s: State, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    """Sharpness-aware: each weight is written, read by a second forward pass, and written twice more."""
+    first, gradients = s.layers(x, y)
+    norm = tf.linalg.global_norm(gradients)
+    moves = [0.05 * gradient / (norm + 1e-12) for gradient in gradients]
+    for weight, move in zip((s.a, s.b), moves, strict=True):
+        weight.assign_add(move)
+    sharp, gradients = s.layers(x, y)
+    for weight, move, gradient in zip((s.a, s.b), moves, gradients, strict=True):
+        weight.assign_sub(move)
+        weight.assign_sub(0.1 * gradient)
+    return first, sharp
+
+
+def two_epochs(s: State, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    """Each trains on the same batch, at a rate of the steps so far, which is returned between."""
+    seen = []
+    for _ in range(2):
+        loss, (da, db) = s.layers(x, y)
+        s.a.assign_sub(0.1 / (1.0 + s.count) * da)
+        s.b.assign_sub(0.1 / (1.0 + s.count) * db)
+        s.count.assign_add(1.0)
+        seen += [loss, tf.reduce_mean(tf.matmul(x, s.a)), 2.0 * s.count]
+    return seen
+
+
+def a_look_between_two_writes(s: State, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    """Nothing that is sent depends on what is read between."""
+    loss, (da, db) = s.layers(x, y)
+    s.a.assign_sub(0.1 * da)
+    seen = tf.reduce_mean(tf.matmul(x, s.a))
+    s.a.assign(0.9 * s.a)
+    s.b.assign_sub(0.1 * db)
+    return loss, seen
+
+
+def projected_gradients(s: State, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    """Each loses its part along another one's, of all weights together, laid out flat."""
+    first, one = s.layers(x, y)
+    second, other = s.layers(tf.sin(x), y)
+    flat, along = (tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0) for parts in (one, other))
+    share = tf.minimum(tf.tensordot(flat, along, 1), 0.5) / (tf.tensordot(along, along, 1) + 1e-12)
+    da, db = tf.split(flat - share * along, [6, 4])
+    s.a.assign_sub(0.1 * tf.reshape(da, [3, 2]))
+    s.b.assign_sub(0.1 * (tf.reshape(db, [2, 2]) + other[1]))
+    return first, second
+
+
 CASES: dict[Callable[..., Any], tuple[str, ...]] = {
     squares_of_rows: ("table", "sums"),
     counts_of_rows: ("table", "seen"),
@@ -191,6 +251,11 @@ CASES: dict[Callable[..., Any], tuple[str, ...]] = {
     a_count_that_is_read_late: ("a", "b", "count"),
     rows_that_are_returned: ("table",),
     a_target_that_follows_in_a_branch: ("a", "b", "sums", "count"),
+    averages_in_a_branch: ("a", "b", "sums", "seen", "count"),
+    a_climb_and_back: ("a", "b"),
+    two_epochs: ("a", "b", "count"),
+    a_look_between_two_writes: ("a", "b"),
+    projected_gradients: ("a", "b"),
 }
 """The steps, and the variables that they touch."""
 
@@ -216,6 +281,10 @@ def train(steps: Callable[..., Any], builder: StrategyBuilder) -> Values:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.replace("_", "-"))
 def test_a_step_is_that_of_one_device(cluster: Cluster, case: Callable[..., Any], builder: StrategyBuilder) -> None:
     same(cluster.run(train, steps=case, builder=builder))
+
+
+def test_what_a_branch_makes_of_variables_that_live_apart_lives_on_the_workers(cluster: Cluster) -> None:
+    same(cluster.run(train, steps=averages_in_a_branch, builder=Spread((0, None))))
 
 
 def asserted(builder: StrategyBuilder) -> None:

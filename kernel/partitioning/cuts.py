@@ -41,7 +41,8 @@ class Cut:
         rules: the ops that are computed shard by shard.
         joined: those of them whose results others read whole: the shards' results, one after the other.
         repeated: those of them that are computed for the whole variable, too, for others.
-        whole: those of the variables that others read whole: they are given their new values at the end of a step.
+        whole: those of the variables that others read whole: after which of its writes each is given its new value, in
+            their order; the last are all.
         lookups: the ops that read rows of the trained one, where nothing else reads it.
     """
 
@@ -52,7 +53,7 @@ class Cut:
     rules: Mapping[str, Rule]
     joined: frozenset[str]
     repeated: frozenset[str]
-    whole: frozenset[str]
+    whole: Mapping[str, tuple[frozenset[str], ...]]
     lookups: tuple[Lookup, ...]
 
     @property
@@ -161,7 +162,8 @@ class _Finder:
         self._require_separable()
         joined, repeated = self._needed_whole()
         users = {handle: self._view.dataflow_consumers([handle]) - self._rules.keys() for handle in self._handles}
-        read = {handle for handle in self._handles if self._view.dataflow_consumers([handle]) & repeated}
+        read_of = {handle: self._view.dataflow_consumers([handle]) & repeated for handle in self._handles}
+        read = {handle for handle, those in read_of.items() if those}
         whole = {handle for handle, those in users.items() if those} | read
         lookups: tuple[Lookup, ...] = ()
         name = self._variable.name
@@ -170,7 +172,7 @@ class _Finder:
             if lookups or all(self._view.nodes[user].op == "VariableShape" for user in users[name]):
                 whole.remove(name)
         state = sorted(self._handles - {name})
-        cut = Cut(
+        return Cut(
             node=self._node,
             variables=(self._variable, *map(self._program.item.variable, state)),
             gradients=self._gradients,
@@ -178,12 +180,9 @@ class _Finder:
             rules=self._rules,
             joined=frozenset(joined),
             repeated=frozenset(repeated),
-            whole=frozenset(whole),
+            whole={handle: self._renewals(handle, users[handle] | read_of[handle]) for handle in sorted(whole)},
             lookups=lookups,
         )
-        for handle in sorted(whole):
-            self._require_settled(handle, cut.readers(self._view, handle))
-        return cut
 
     def _has_proxy(self) -> bool:
         synchronizers = [shard.synchronizer for shard in self._node.shards]
@@ -261,10 +260,10 @@ class _Finder:
         return found
 
     def _require_separable(self) -> None:
-        writers = {writer for handle in self._handles for writer in self._writes[handle]}
+        """Each write is of shards; what leads to it may be computed whole, of what shards bring together."""
+        writers = {writer for handle in self._handles for writer in self._writes[handle]} - self._rules.keys()
         leading = self._view.dataflow_ancestors(writers, blocked=self._captured.seams)
-        mixing = leading.intersection(self._mixing)
-        for op in [one for one in self._mixing if one in mixing] or sorted(writers - self._rules.keys()):
+        for op in [one for one in self._mixing if one in leading] or sorted(writers):
             what = f"'{op}' ({self._view.nodes[op].op})"
             raise self._refusal(f"its update uses {what}, of which a shard's part is not computed of that shard alone")
 
@@ -306,11 +305,16 @@ class _Finder:
         found = (str(parse(name)) for name in names if not name.startswith("^"))
         return ((name, reader) for name in found if name in self._kinds)
 
-    def _require_settled(self, handle: str, readers: Collection[str]) -> None:
-        """A variable is read as a whole before or after all that writes it."""
-        graph, writers = self._view.digraph, self._writes[handle]
+    def _renewals(self, handle: str, readers: Collection[str]) -> tuple[frozenset[str], ...]:
+        """After which of its writes the variable is given its new value: those before each that reads it, and all."""
+        graph, writers = self._view.digraph, frozenset(self._writes[handle])
+        found = {writers}
         if len(writers) > 1:
-            after = set().union(*(nx.descendants(graph, writer) for writer in writers))
-            before = set().union(*(nx.ancestors(graph, writer) for writer in writers))
-            for op in sorted(after & before & set(readers)):
-                raise self._refusal(f"'{op}' reads '{handle}' between two of its writes")
+            before: set[str] = set().union(*(nx.ancestors(graph, writer) for writer in writers))
+            for op in sorted(before.intersection(readers)):
+                behind: set[str] = nx.ancestors(graph, op)
+                own = writers & behind
+                if any(not own <= other and not other <= own for other in found):
+                    raise self._refusal(f"'{op}' reads '{handle}' between writes that have no order")
+                found |= {own} if own else set()
+        return tuple(sorted(found, key=len))

@@ -289,7 +289,8 @@ class Rules:
         if node.op in _ASSIGNS and values[0].kind is not Kind.ROWS:
             return Rule() if values[0].kind is Kind.DENSE else self._assigned(values[0])
         if node.op in _FUSED and all(self._fits(one) for one in values):
-            return Rule()
+            first = kinds.count(Kind.HANDLE)
+            return Rule(cut={first + at: self.axis for at, one in enumerate(values) if self._is_whole(one)})
         if node.op in _SCATTERS:
             return Rule() if self._scattered(values[0], values[1]) else None
         if node.op in _FUSED_SPARSE:
@@ -299,11 +300,14 @@ class Rules:
         return None
 
     def _assigned(self, value: Operand) -> Rule | None:
-        is_whole = value.kind is None and value.shape.as_list() == list(self.shape) if value.shape.rank else False
-        return Rule(cut={1: self.axis}) if is_whole else None
+        return Rule(cut={1: self.axis}) if self._is_whole(value) else None
 
     def _fits(self, value: Operand) -> bool:
-        return value.kind is Kind.DENSE or self._is_number(value)
+        return value.kind is Kind.DENSE or self._is_number(value) or self._is_whole(value)
+
+    def _is_whole(self, value: Operand) -> bool:
+        """Whether it is not cut, and as large as the variable."""
+        return value.kind is None and value.shape.is_fully_defined() and value.shape.as_list() == list(self.shape) != []
 
     @staticmethod
     def _is_number(value: Operand) -> bool:

@@ -1,7 +1,7 @@
 """A variable in shards, with its optimizer's state and its update: each shard is a variable like any other."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import networkx as nx
@@ -150,27 +150,42 @@ class _Cutting:
         return shards
 
     def _joined(self, variable: Variable, writers: Sequence[str]) -> Variable:
-        """The variable is given what its shards hold when all of them are written."""
-        dtype = tf.as_dtype(variable.dtype)
-        parts = []
+        """The variable is given what its shards hold when all of them are written, or so far as it is read between."""
+        renewals = self._cut.whole[variable.name]
+        behind = {op: nx.descendants(self._view.digraph, op) for op in writers}
+        readers: list[set[str]] = [set() for _ in range(len(renewals) + 1)]
+        for op in self._cut.readers(self._view, variable.name):
+            before = {writer for writer, those in behind.items() if op in those}
+            readers[next((1 + at for at, those in enumerate(renewals) if before <= those), 0) if before else 0].add(op)
+        assigns: list[str] = []
+        for at, written in enumerate(renewals):
+            last = at == len(renewals) - 1
+            value = self._value(variable, written, writers, "new" if last else f"new_{at}")
+            name = f"{variable.name}/joined" if last else f"{variable.name}/joined_{at}"
+            assign = tf.compat.v1.NodeDef(name=name, op="AssignVariableOp")
+            # What the update itself reads comes before it without waiting for it to be said.
+            earlier = set().union(*readers[: at + 1])
+            waits = [*(op for op in writers if op in written), *assigns[-1:], *sorted(earlier)]
+            assign.input.extend([variable.name, value, *(f"^{op}" for op in waits)])
+            assign.attr["dtype"].type = tf.as_dtype(variable.dtype).as_datatype_enum
+            assigns.append(self._editor.add(assign))
+            for op in sorted(readers[at + 1]):
+                self._editor.wait(op, name)
+        return replace(variable, update_ops=tuple(assigns))
+
+    def _value(self, variable: Variable, written: Collection[str], writers: Sequence[str], name: str) -> str:
+        """What the shards hold after some of their writes, and before the others."""
+        dtype, parts = tf.as_dtype(variable.dtype), []
         for shard in self._shards:
-            name = shard_name(variable.name, shard)
-            read = tf.compat.v1.NodeDef(name=f"{name}/new", op="ReadVariableOp", input=[name])
-            read.input.extend(f"^{shard_name(op, shard)}" for op in writers)
+            own = shard_name(variable.name, shard)
+            read = tf.compat.v1.NodeDef(name=f"{own}/{name}", op="ReadVariableOp", input=[own])
+            read.input.extend(f"^{shard_name(op, shard)}" for op in writers if op in written)
             read.attr["dtype"].type = dtype.as_datatype_enum
             parts.append(TensorSpec(self._editor.add(read), dtype))
-        value = self._editor.trace(lambda *own: tf.concat(own, axis=self._cut.axis), *parts)
-        assign = tf.compat.v1.NodeDef(name=f"{variable.name}/joined", op="AssignVariableOp")
-        after = set().union(*(nx.descendants(self._view.digraph, writer) for writer in writers))
-        readers = self._cut.readers(self._view, variable.name)
-        # What the update itself reads comes before it without waiting for it to be said.
-        waits = [*writers, *sorted(readers - after)]
-        assign.input.extend([variable.name, value, *(f"^{op}" for op in waits)])
-        assign.attr["dtype"].type = dtype.as_datatype_enum
-        self._editor.add(assign)
-        for op in sorted(readers & after):
-            self._editor.wait(op, assign.name)
-        return replace(variable, update_ops=(assign.name,))
+            for op in writers:
+                if op not in written:
+                    self._editor.wait(shard_name(op, shard), read.name)
+        return self._editor.trace(lambda *own: tf.concat(own, axis=self._cut.axis), *parts)
 
     def _forget(self, variable: Variable) -> None:
         """Nothing uses the variable as a whole any more: of what does, only its shape is asked."""

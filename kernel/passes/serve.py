@@ -14,7 +14,7 @@ from autodist_py.kernel.names import KERNEL_SCOPE, captured_name, on_replica, op
 from autodist_py.kernel.passes.refresh import without_idle_copies
 from autodist_py.kernel.program import Channel, Program, Promise, ServerProgram
 from autodist_py.kernel.rewrite import Edits
-from autodist_py.kernel.serving.common import first_writers, is_in_graph, read_of, type_of
+from autodist_py.kernel.serving.common import first_writers, is_in_graph, read_of, type_of, writers_in
 from autodist_py.kernel.serving.lookups import asked, lookup_channel
 from autodist_py.kernel.serving.messages import Answer, channel_of, raw_gradients, sent, summed_gradients
 from autodist_py.kernel.serving.server import server_programs
@@ -54,8 +54,11 @@ class Serve:
 def _in_graph(program: Program, divided: Serving) -> Program:
     edits = Edits()
     (service,) = divided.services
-    answers = []
+    answers: list[Answer] = []
     for number, exchange in enumerate(service.exchanges):
+        for handle, value in (pair for answer in answers for pair in answer.variables.items()):
+            for writer in writers_in(program, exchange, handle):  # Further replicas are given what was before.
+                edits.add_control(on_replica(0, writer), value)
         scope = f"{KERNEL_SCOPE}/Server/{number}"
         combined = _combined(program, exchange, scope)
         edits.add(combined.nodes)
@@ -209,12 +212,14 @@ def _waited_for(program: Program, divided: Serving, service: Service, exchange: 
     captured = program.analysis.captured
     here = service.counted if service.worker == program.place.worker else frozenset()
     run_there = (divided.moved | here) & exchange.ops
+    for op in sorted(exchange.read_before):
+        yield from program.copies(op)
     behind = set().union(*(nx.descendants(captured.digraph, op) for op in run_there))
     for op in sorted(run_there):
         for copy_ in program.copies(op):
             for name in program.graph.nodes[copy_].input:
                 if name.startswith("^"):
                     original = captured_name(name[1:])
-                    is_own = original in divided.stays and original not in behind
+                    is_own = original in divided.stays and original not in behind | run_there
                     if is_own or original not in captured.nodes:
                         yield name[1:]

@@ -91,6 +91,9 @@ def channel_of(program: Program, service: Service, exchange: Exchange, number: i
     if counts:
         specs.append(TensorSpec("", tf.float64, ()))
         joins.append("sum")
+    if not specs:  # It says that the worker has read what it reads before the next write.
+        specs.append(TensorSpec("", tf.int32, ()))
+        joins.append("same")
     answered = [TensorSpec(tensor, type_of(view, tensor)) for tensor in exchange.answers]
     for handle in exchange.refreshed:
         variable = program.item.variable(handle)
@@ -155,7 +158,7 @@ def sent(program: Program, exchange: Exchange, channel: Channel, summable: Colle
                     parts[0], coding, states = coded(program, gradient, compressor, parts[0], recorder)
                     kept.append((coding, states))
             tensors = [*(part for parts in summed for part in parts), *values]
-            made.append(trade(program, channel, tensors))
+            made.append(trade(program, channel, tensors or [tf.constant(0)]))
             for coding, states in kept:
                 coding.keep(states, after=made[0].answered[:1])
             return made[0].answered

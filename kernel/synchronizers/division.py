@@ -71,7 +71,8 @@ class Division:
     def _home(self, handle: str) -> int:
         """Where a variable lives: one that is not trained, with the variable whose gradient its own value is made of.
 
-        A scalar, such as a norm, may be made of all gradients; what is made of it is not for that.
+        A scalar, such as a norm, may be made of all gradients; what is made of it is not for that. What is made of
+        variables that live apart, as averages of weights that a branch writes, lives on the workers, who have all.
         """
         if handle in self._trained:
             return self._trained[handle]
@@ -86,6 +87,7 @@ class Division:
             behind = self._view.dataflow_ancestors(writers, blocked=blocked)
             sides = {side for seam, side in self.seams.items() if seam in behind}
             sides |= {self.held[other] for other in self.held.keys() & behind}
+            sides |= {WORKERS for other in behind if other in self._cut or self._trained.get(other) == WORKERS}
             if len(sides) == 1:
                 return sides.pop()
         return WORKERS

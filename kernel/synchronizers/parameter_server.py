@@ -1,11 +1,13 @@
 """Parameter server: a variable, its optimizer state and its update live on one worker, the server.
 
 This module says which ops of the captured graph a server runs, and what crosses between it and the workers; the Serve
-pass cuts the graph there. What it says does not depend on which worker asks.
+pass cuts the graph there. What it says does not depend on which worker asks. It is long, as what crosses and when are
+found of the same parts.
 """
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import networkx as nx
@@ -42,6 +44,7 @@ class Exchange:
         refreshed: handles of the variables that it writes and workers read.
         lookups: reads of rows of its tables. An exchange that has some has nothing else, and every worker is answered
             by itself.
+        read_before: what workers read of the variables that it writes, and have read before they send anything.
     """
 
     gradients: tuple[Gradient, ...] = ()
@@ -50,6 +53,7 @@ class Exchange:
     answers: tuple[str, ...] = ()
     refreshed: tuple[str, ...] = ()
     lookups: tuple[Lookup, ...] = ()
+    read_before: frozenset[str] = frozenset()
 
     @property
     def seams(self) -> frozenset[str]:
@@ -118,8 +122,10 @@ def serving(program: Program) -> Serving | None:
     division = Division(program, sides)
     parts = {server: _Part(program, division, server) for server in servers}
     stays = _stays(program, parts.values(), division)
+    late = _late(program.analysis.captured, division.moved.union(*(part.counted for part in parts.values()))) & stays
     for part in parts.values():  # Rows that only the update is made of the server reads itself.
         part.lookups = {op: lookup for op, lookup in part.lookups.items() if op in stays}
+        part.set_reads(late)
     _set_rounds(program, parts, division)
     services = tuple(part.service(stays) for part in parts.values())
     summable = frozenset(
@@ -156,6 +162,16 @@ def _stays(program: Program, parts: Collection["_Part"], division: Division) -> 
     return captured.ancestors(ends - moved, blocked=moved)
 
 
+def _late(view: GraphView, moved: set[str]) -> set[str]:
+    """What waits for one of the ops that servers run."""
+    found: set[str] = set()
+    for op in view.order():
+        producers = view.digraph.pred[op]
+        if not (moved.isdisjoint(producers) and found.isdisjoint(producers)):
+            found.add(op)
+    return found
+
+
 class _Part:
     """The part of the captured graph around the update of what one server holds.
 
@@ -163,9 +179,12 @@ class _Part:
         ops: all that the server runs: the moved ops, and copies of what they are computed from.
         given: seams and other ops whose results it is sent.
         values: tensors that it needs and cannot compute.
+        counted: see Service.
         lookups: the reads of rows that it is asked for.
         round: for each of `ops` and `given`, the number of the exchange in which the server has it.
         asked: for each op of `lookups`, the number of the exchange in which it is asked for.
+        reads: for each op that writes what the server holds, what workers read of that before, after something
+            that a server does: it writes in an exchange that they begin when they have read.
     """
 
     def __init__(self, program: Program, division: Division, server: int):
@@ -177,7 +196,7 @@ class _Part:
         self._seams = {seam for seam, side in division.seams.items() if side == server}
         self._moved = {op for op, side in division.side.items() if side == server}
         self.values: dict[str, None] = {}
-        self._counted: set[str] = set()
+        self.counted: set[str] = set()
         self.ops = self._moved - self._seams
         self._close_over()
         self.given = self._seams | {op_of(value) for value in self.values}
@@ -186,6 +205,7 @@ class _Part:
             self.lookups = {lookup.op: lookup for handle in sorted(self._held) for lookup in self._lookups(handle)}
         self.round: dict[str, int] = {}
         self.asked: dict[str, int] = {}
+        self.reads: dict[str, frozenset[str]] = {}
 
     def _lookups(self, handle: str) -> tuple[Lookup, ...]:
         gradients = (one for one in self._program.item.gradients if one.variable == handle)
@@ -196,9 +216,8 @@ class _Part:
 
     def service(self, stays: set[str]) -> Service:
         """What the server does; `stays` are the ops that workers run."""
-        self._require_settled(stays)
         held = tuple(sorted(self._held))
-        return Service(self.server, tuple(self._exchanges(stays)), held, frozenset(self._counted))
+        return Service(self.server, tuple(self._exchanges(stays)), held, frozenset(self.counted))
 
     def _close_over(self) -> None:
         """Add what the moved ops are computed from: what the server can compute too is copied, the rest is sent."""
@@ -224,7 +243,7 @@ class _Part:
                     if op not in self._held:
                         writers = self._writes.get(op, set())
                         pending += writers - self.ops
-                        self._counted |= writers
+                        self.counted |= writers
                         self.ops |= writers
                 elif op in own or self._handles_of(op) & kept:
                     self.values[str(parse(name))] = None
@@ -253,20 +272,47 @@ class _Part:
                     pending.append(op)
         return found - self._moved
 
-    def _require_settled(self, stays: set[str]) -> None:
-        """Nobody but the server may read a variable while its update, of several writes, is half done."""
+    def set_reads(self, late: set[str]) -> None:
+        """Find what workers read of a variable after a server has written, and before it writes that variable.
+
+        Args:
+            late: the ops that workers run and that wait for a server.
+
+        Raises:
+            StrategyError: a variable is read between two of its writes, and workers take their steps by themselves, so
+                that others' writes come between, too.
+        """
         graph = self._view.digraph
-        for handle in sorted(self._held):
-            writers, users = self._writes[handle], self._users(handle) & stays
-            if len(writers) < 2 or not users:
+        is_together = self._program.strategy.pace.is_together
+        for handle in sorted(self._held.union(self.recounted.values() if is_together else ())):
+            users = self._users(handle) & late
+            before: dict[str, set[str]] = {}
+            for writer in self._writes[handle] if users else ():
+                before[writer] = nx.ancestors(graph, writer)
+            if is_together:
+                self.reads |= {
+                    writer: self.reads.get(writer, frozenset()) | (users & those) for writer, those in before.items()
+                }
                 continue
-            after = set().union(*(nx.descendants(graph, writer) for writer in writers))
-            before = set().union(*(nx.ancestors(graph, writer) for writer in writers))
-            for op in sorted(users & after & before):
-                raise StrategyError(
-                    f"'{op}' reads variable '{handle}' between two of its writes, which a server does together. "
-                    "Read it before or after the update, or use AllReduce for it"
-                )
+            for op in sorted(users & set().union(*before.values())):
+                behind: set[str] = nx.ancestors(graph, op)
+                if self._writes[handle] & behind:
+                    raise StrategyError(
+                        f"'{op}' reads variable '{handle}' between two of its writes in a step, and with sync=False, a "
+                        "staleness or replicas_to_aggregate, writes of other workers come between. Read it before or "
+                        "after the update, or leave these options out"
+                    )
+
+    @cached_property
+    def recounted(self) -> dict[str, str]:
+        """Of `counted` those that write what is written several times, and what that is."""
+        several = {handle: writers & self.counted for handle, writers in self._writes.items() if len(writers) > 1}
+        return {writer: handle for handle, writers in several.items() for writer in writers}
+
+    @property
+    def rounds(self) -> set[int]:
+        """The numbers of the exchanges in which it computes something."""
+        return {self.round[op] for op in self.given | self.ops}
 
     def _exchanges(self, stays: set[str]) -> Iterator[Exchange]:
         nodes, trained = self._view.nodes, {gradient.variable for gradient in self._program.item.gradients}
@@ -276,11 +322,11 @@ class _Part:
         answered = {tensor for tensor in read if op_of(tensor) in self._moved}
         asked = {lookup.handle for lookup in self.lookups.values()}
         trained -= {name for shards in self._program.shards for name in shards.names}  # Workers join them themselves.
-        for current in sorted({*(self.round[op] for op in self.given), *self.asked.values()}):
+        for current in sorted({*self.rounds, *self.asked.values()}):
             lookups = tuple(lookup for op, lookup in sorted(self.lookups.items()) if self.asked[op] == current)
             if lookups:
                 yield Exchange(lookups=lookups)
-            if not any(self.round[op] == current for op in self.given):
+            if current not in self.rounds:
                 continue
             ops = frozenset(op for op in self.ops if self.round[op] == current)
             written = {handle for handle in self._held if self._writes[handle] & ops}
@@ -294,6 +340,7 @@ class _Part:
                 ops,
                 tuple(sorted(tensor for tensor in answered if self.round[op_of(tensor)] == current)),
                 tuple(sorted(handle for handle in written - asked if handle in trained or self._users(handle) & stays)),
+                read_before=frozenset().union(*(self.reads.get(op, frozenset()) for op in ops)),
             )
 
 
@@ -301,8 +348,9 @@ def _set_rounds(program: Program, parts: dict[int, _Part], division: Division) -
     """Number the exchanges: a server has what it is sent one exchange after the last that the sender waits for.
 
     The tensors of one gradient are sent together, and what a server computes of nothing that it is sent waits for its
-    first message. What may as well be sent later, with more, is. Not so where gradients are reduced by collectives,
-    too, whose order is that of stages: a message that waited for a later stage's could keep an earlier one's waiting.
+    first message. Writes between which workers read have an exchange each. What may as well be sent later, with more,
+    is. Not so where gradients are reduced by collectives, too, whose order is that of stages: a message that waited for
+    a later stage's could keep an earlier one's waiting.
     """
     stage, least = program.analysis.stage, dict[tuple[int, str], int]()
     merging = WORKERS not in division.seams.values()
@@ -312,7 +360,7 @@ def _set_rounds(program: Program, parts: dict[int, _Part], division: Division) -
     while merging:
         merging = False
         for server, part in parts.items():
-            rounds = sorted({part.round[op] for op in part.given})
+            rounds = sorted(part.rounds)
             for early, late in pairwise(rounds):
                 before = _exchanges_of(parts)
                 moved = {(server, op): late for op in (*part.given, *part.ops) if part.round[op] == early}
@@ -328,7 +376,7 @@ def _set_rounds(program: Program, parts: dict[int, _Part], division: Division) -
 
 def _exchanges_of(parts: dict[int, _Part]) -> tuple[int, int]:
     """How many exchanges follow one another, and how many there are."""
-    updates = {(server, part.round[op]) for server, part in parts.items() for op in part.given}
+    updates = {(server, number) for server, part in parts.items() for number in part.rounds}
     lookups = {(server, number) for server, part in parts.items() for number in part.asked.values()}
     return max(each[1] for each in updates), len(updates) + len(lookups)
 
@@ -369,6 +417,7 @@ def _count_rounds(
             at = max((behind[server][producer] for producer in before), default=0)
             if op in part.given:
                 at = known[op] + 1
+            at = max([at, *(known[read] + 1 for read in part.reads.get(op, ()))])
             if op in part.ops or op in part.given:
                 at = part.round[op] = max(at, least.get((server, op), 1))
             if op in part.lookups:
@@ -376,6 +425,8 @@ def _count_rounds(
             behind[server][op] = at
             if server == own:
                 known[op] = at
+            elif op in part.recounted:  # The server's own worker has it from the server.
+                known[op] = max(known[op], at)
 
 
 def waited_for(view: GraphView, ops: Collection[str]) -> dict[str, set[str]]:

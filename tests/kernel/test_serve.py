@@ -14,6 +14,7 @@ from autodist_py.kernel.names import captured_name, on_replica, op_of
 from autodist_py.kernel.parcel import Parcel
 from autodist_py.kernel.pipeline import compile
 from autodist_py.kernel.program import Options
+from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Output
 from autodist_py.proto.strategy import Node, Strategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
@@ -187,6 +188,52 @@ def test_no_message_waits_for_a_later_collective_and_keeps_an_earlier_one_waitin
         program = compiled(item, servers, worker=worker)
         rounds = [spec.name for channel in program.channels for spec in channel.sent.tensors]
         assert len(rounds) == sum(server is not None for server in servers)
+
+
+def read_between():
+    """A weight that a step writes, reads in a second forward pass, and writes again."""
+    weight = tf.Variable(tf.ones([3]), name="weight")
+
+    def step(x):
+        losses = []
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                losses.append(tf.reduce_mean(tf.square(x * weight)))
+            gradient = tape.gradient(losses[-1], weight)
+            weight.assign(0.9 * weight - 0.1 * gradient if len(losses) == 1 else 0.9 * weight)
+        weight.assign_sub(0.1 * gradient)
+        return losses
+
+    return capture(step, tf.ones([4, 3])).item
+
+
+def test_a_variable_that_is_read_between_two_writes_is_answered_after_each():
+    item = read_between()
+    program = compiled(item, (0,))
+    first, *later = item.variable("weight").update_ops
+    assert [[spec.name for spec in channel.answered.tensors] for channel in program.channels] == [["weight"]] * 2
+    written = [set(map(captured_name, server.update.graph.nodes)) & {first, *later} for server in program.servers]
+    assert written == [{first}, set(later)]
+
+
+def test_a_replica_writes_again_when_others_have_been_given_what_was_before():
+    item, name = read_between(), "weight"
+    replicas = tuple(Replica(index, 0, f"/device:CPU:{index}") for index in range(2))
+    where = Place(0, replicas, {DEVICES[0]: 0})
+    program = compile(item, Strategy((Node(name, PSSynchronizer(DEVICES[0])),), DEVICES[:1]), where)
+    first, *later = item.variable(name).update_ops
+    (given,) = (
+        op
+        for op in program.graph.ancestors([on_replica(1, first)])
+        if program.graph.nodes[op].op == "ReadVariableOp" and on_replica(0, first) in program.graph.ancestors([op])
+    )
+    for writer in later:
+        assert given in program.graph.ancestors([on_replica(0, writer)])
+
+
+def test_workers_that_step_by_themselves_read_nothing_between_two_writes():
+    with pytest.raises(StrategyError, match="reads variable 'weight' between two of its writes in a step, and with"):
+        compiled(read_between(), (0,), sync=False)
 
 
 def embedding(update):

@@ -7,13 +7,12 @@ import keras
 import tensorflow as tf
 
 from tests.corpus.data import batches, diabetes
-from tests.corpus.header import Header, Refusal, Seen
+from tests.corpus.header import Header, Seen
 
 HEADER = Header(
     "optimization methods",
     "step function",
     sizes=(8, 5, 7),
-    refused={"PartitionedPS": Refusal(r"its update uses 'Reshape' \(Reshape\)", ("2-workers", "3-workers"))},
 )
 
 

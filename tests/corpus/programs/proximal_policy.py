@@ -8,15 +8,12 @@ import numpy as np
 import tensorflow as tf
 
 from tests.corpus.data import batches, rng
-from tests.corpus.header import Header, Refusal, Seen
+from tests.corpus.header import Header, Seen
 
 HEADER = Header(
     "reinforcement learning",
     "step function",
     sizes=(8, 5, 7),
-    refused=dict.fromkeys(
-        ("PSLoadBalancing", "PartitionedPS", "ShardedOptimizer"), Refusal("between two of its writes")
-    ),
 )
 STATE, ACTION = 4, 2
 

@@ -8,15 +8,12 @@ import tensorflow as tf
 
 from tests.corpus.data import tumours
 from tests.corpus.fitting import fitted
-from tests.corpus.header import Header, Refusal, Seen
+from tests.corpus.header import Header, Seen
 
 HEADER = Header(
     "optimization methods",
     "custom train_step",
     sizes=(8, 8, 5),
-    refused=dict.fromkeys(
-        ("PSLoadBalancing", "PartitionedPS", "ShardedOptimizer"), Refusal("between two of its writes")
-    ),
 )
 
 

@@ -7,15 +7,12 @@ import keras
 import tensorflow as tf
 
 from tests.corpus.data import batches, rng, wines
-from tests.corpus.header import Header, Refusal, Seen
+from tests.corpus.header import Header, Seen
 
 HEADER = Header(
     "generative models",
     "step function",
     sizes=(6, 5, 7),
-    refused=dict.fromkeys(
-        ("PSLoadBalancing", "PartitionedPS", "ShardedOptimizer"), Refusal("between two of its writes")
-    ),
 )
 NOISE, FEATURES = 4, 13
 

@@ -69,13 +69,15 @@ class AutoDist:
             "AllReduce(chunk_size=32)". Default: AllReduce.
         batch: "global": every worker is given the same, whole batch, and takes its slice; "local": each worker's batch
             is its own part.
-        loss_reduction: what the loss does over examples, "mean" or "sum".
+        loss_reduction: what the loss does over examples, "mean" or "sum", where its graph does not show it; it also
+            says that a loss which mixes examples (in-batch negatives) is to mix those of each replica's own part.
+            Default: "mean", and such a loss is refused.
         fetch_reduction: how a float that differs between replicas is returned, "mean" (over examples) or "sum".
         sum_duplicates: sum duplicate rows of a sparse gradient before the update sees them. That is another
             algorithm for optimizers that square each row by itself (Keras's Adam family).
-        strict: refuse what can be done in another way only: to train a variable whole that the strategy cuts into
-            shards, where its update cannot be cut; to use RING in the place of NCCL, which runs on GPUs only. Else
-            warn of it.
+        strict: refuse what can be done in another way only: to train with a loss that mixes the examples of a batch,
+            of which each replica has a part; to train a variable whole that the strategy cuts into shards, where its
+            update cannot be cut; to use RING in the place of NCCL, which runs on GPUs only. Else warn of it.
         seed: the seed of random numbers; None: one that the chief chooses, unless the user sets one.
 
     Raises:
@@ -97,12 +99,13 @@ class AutoDist:
         strategy_builder: StrategyBuilder | str | None = None,
         *,
         batch: str = "global",
-        loss_reduction: str = "mean",
+        loss_reduction: str | None = None,
         fetch_reduction: str = "mean",
         sum_duplicates: bool = False,
         strict: bool = True,
         seed: int | None = None,
     ):
+        stated, loss_reduction = loss_reduction, "mean" if loss_reduction is None else loss_reduction
         given = {"batch": batch, "loss_reduction": loss_reduction, "fetch_reduction": fetch_reduction}
         for name, value in given.items():
             if value not in _CHOICES[name]:
@@ -137,10 +140,17 @@ class AutoDist:
         self._is_plain = settings.recorded_run == "plain"
         self._seed = self._cluster.seed if seed is None and self._cluster.num_workers > 1 else seed
         self._name = f"autodist-{next(self._numbers)}"
-        given |= {"sum_duplicates": str(sum_duplicates), "strict": str(strict), "seed": str(seed)}
+        given |= {"loss_reduction": str(stated), "sum_duplicates": str(sum_duplicates), "strict": str(strict)}
+        given |= {"seed": str(seed)}
         require_same_arguments(self._cluster.compare(f"{self._name}/arguments", json.dumps(given).encode()))
         share_seed(self._cluster, seed, key=f"{self._name}/seed")
-        options = Options(batch=batch, fetch_reduction=fetch_reduction, sum_duplicates=sum_duplicates, strict=strict)
+        options = Options(
+            batch=batch,
+            fetch_reduction=fetch_reduction,
+            sum_duplicates=sum_duplicates,
+            strict=strict,
+            refuses_mixtures=strict and stated is None,
+        )
         observers = [Dump(settings.dump_dir, self._name)] if settings.dump_dir else []
         self._compiler = Compiler(
             self._name,

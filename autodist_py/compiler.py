@@ -119,6 +119,8 @@ class Compiler:
         begin = time.perf_counter()
         strategy = self.served.at_home(strategy, variables)
         place = resolve(strategy.replicas, self._resources, worker=self.cluster.rank)
+        if place.num_replicas > 1 and self._options.refuses_mixtures:
+            require_no_mixture(item, name)
         if place.num_replicas > 1 and self.cluster.is_chief:
             for warning in inexact(item):
                 _log.warning("%s: %s", name, warning)
@@ -329,7 +331,7 @@ class Compiler:
         everyone = self.cluster.compare(self._key("fingerprint"), fingerprint)
         if len(set(everyone.values())) == 1:
             return
-        texts = self.cluster.compare(self._key("graph"), _item_text(item).encode())
+        texts = self.cluster.compare(self._key("graph"), _item_text(run_together(item)).encode())
         different = sorted(rank for rank, value in everyone.items() if value != everyone[0])
         raise CaptureError(
             f"the script must build the same graph on every worker, but {_workers(different)} another than the chief: "
@@ -347,9 +349,27 @@ class Compiler:
         return f"{self._name}/{self._next_agreement}/{what}"
 
 
+def require_no_mixture(item: GraphItem, name: str) -> None:
+    """Refuse a step whose loss mixes examples for certain: with a part of the batch on each replica it is another.
+
+    Raises:
+        CaptureError: the loss, by which ops and lines, what it trains, and what to do.
+    """
+    if item.mixtures:
+        raise CaptureError(
+            f"{name}: {'. '.join(item.mixtures)}. Each replica has a part of the batch only, so this is not what one "
+            "device trains. If each replica is to mix its own part, as tf.distribute's do, say what the loss is over "
+            'its part: AutoDist(loss_reduction="mean"), or "sum"; AutoDist(strict=False) takes it for a mean. Both '
+            "warn of it. Or let each example meet only what is no part of the batch, such as a fixed sample"
+        )
+
+
 def run_together(item: GraphItem) -> GraphItem:
-    """What of an item must be the same on every worker: not what one of them may run alone, such as a chief's saver."""
-    return replace(item, savers=(), table_initializers=())
+    """What of an item must be the same on every worker.
+
+    Not what one of them may run alone, such as a chief's saver, nor in which file the lines of its code stand.
+    """
+    return replace(item, savers=(), table_initializers=(), mixtures=())
 
 
 def launches_text(program: CompiledProgram) -> str:

@@ -231,11 +231,21 @@ def _total(links: dict[Link, Traffic], *, source: int | None = None, target: int
 
 def inexact(item: GraphItem) -> Iterator[str]:
     """What of `item` is not, or may not be, computed as on one device, in sentences for the user."""
-    if item.local_ops:
+    for mixture in item.mixtures:
         yield (
-            f"it is not seen that {some(item.local_ops)} keep examples apart. Where they mix them, as batch "
-            "normalization does, each replica mixes its own, so that results depend on the number of replicas; "
-            "`autodist verify` tells whether they do"
+            f"{mixture}. Each replica mixes its own part, so that results depend on the number of replicas, and the "
+            f"loss is taken for a {item.loss_reduction} over its parts, as AutoDist(loss_reduction=...) says"
+        )
+    if item.normalizing_ops:
+        yield (
+            f"batch normalization ({some(item.normalizing_ops)}) normalizes each replica's part of the batch by "
+            "itself; its averages are over all examples"
+        )
+    if item.local_ops and not item.mixtures:
+        yield (
+            f"it is not seen that {some(item.local_ops)} keep examples apart. Where they mix them, each "
+            "replica mixes its own, so that results depend on the number of replicas; `autodist verify` tells whether "
+            "they do"
         )
     if item.inseparable_ops:
         yield (
@@ -244,7 +254,7 @@ def inexact(item: GraphItem) -> Iterator[str]:
             "once per replica; compute it apart from what the examples use, or take the mean over examples"
         )
     unknown = [gradient.variable for gradient in item.gradients if not gradient.reduction]
-    if unknown:
+    if unknown and not item.mixtures:
         yield (
             f"the loss whose gradients train {some(unknown)} is neither a sum nor a mean over examples, as far as its "
             f"graph shows; it is taken for a {item.loss_reduction}, as AutoDist(loss_reduction=...) says"

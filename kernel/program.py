@@ -36,6 +36,7 @@ class Options:
         fetch_reduction: how a scalar or fixed-shape float that differs between replicas is fetched, "mean" or "sum".
         sum_duplicates: sum duplicate rows of sparse gradients before the update sees them.
         strict: refuse to train a variable whole that the strategy cuts.
+        refuses_mixtures: refuse losses that mix examples, each replica having its own.
         first_instance_key: the key of the program's first collective, the same on every worker; others follow.
         channel: what the names of the program's queues begin with: the same on every worker, and of no other program.
         examples: how many the chief is given in the step that the program is compiled for: the same on every worker;
@@ -46,6 +47,7 @@ class Options:
     fetch_reduction: str = "mean"
     sum_duplicates: bool = False
     strict: bool = True
+    refuses_mixtures: bool = True
     first_instance_key: int = 1
     channel: str = "channel"
     examples: int | None = None

@@ -186,6 +186,8 @@ class GraphItem:
             in-batch negatives), so that what follows differs from one device.
         inseparable_ops: names of ops in the back-propagation of a sum where terms that depend on no example (a
             regularizer's) cannot be told apart from the others, so that they count once per replica.
+        normalizing_ops: names of the ops of batch normalization, which are computed of each replica's own examples.
+        mixtures: of each loss that mixes examples for certain, what it is, by which ops and lines, in words.
 
     Raises:
         GraphItemError: parts contradict each other.
@@ -203,6 +205,8 @@ class GraphItem:
     statistics: tuple[Statistic, ...] = ()
     local_ops: tuple[str, ...] = ()
     inseparable_ops: tuple[str, ...] = ()
+    normalizing_ops: tuple[str, ...] = ()
+    mixtures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_member(self.loss_reduction, LOSS_REDUCTIONS, "loss_reduction", error=GraphItemError)
@@ -266,6 +270,8 @@ class GraphItem:
             loss_reduction=self.loss_reduction,
             local_ops=self.local_ops,
             inseparable_ops=self.inseparable_ops,
+            normalizing_ops=self.normalizing_ops,
+            mixtures=self.mixtures,
         )
         message.variables.extend(
             pb.GraphItem.VariableInfo(
@@ -363,6 +369,8 @@ class GraphItem:
             ),
             local_ops=tuple(message.local_ops),
             inseparable_ops=tuple(message.inseparable_ops),
+            normalizing_ops=tuple(message.normalizing_ops),
+            mixtures=tuple(message.mixtures),
         )
 
     @checked("path", error=GraphItemError)
@@ -405,7 +413,9 @@ class GraphItem:
                 ((one.tensor, one.dtype, _shape_text(one.shape), one.reduction) for one in self.statistics),
             ),
             f"runs each step: {', '.join(self.run_ops) or '-'}",
-            f"mixes each replica's own examples: {', '.join(self.local_ops) or '-'}",
+            f"mixes each replica's own examples: {'; '.join(self.mixtures) or '-'}",
+            f"may mix each replica's own examples: {', '.join(self.local_ops) or '-'}",
+            f"normalizes each replica's own examples: {', '.join(self.normalizing_ops) or '-'}",
             f"may count a regularizer once per replica: {', '.join(self.inseparable_ops) or '-'}",
         ]
         return "\n\n".join(sections)

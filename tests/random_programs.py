@@ -359,7 +359,7 @@ def run(program: RandomProgram) -> str:
         distributed = autodist.function(step)
         try:
             item = distributed.captured(*inputs[0]).item
-            if item.local_ops:
+            if item.local_ops or item.mixtures:
                 return "local"
             if any(not output.reduction for output in item.outputs):
                 return "unknown result"

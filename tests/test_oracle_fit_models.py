@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from autodist_py import AutoDist
-from tests.cluster_pool import THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, Cluster
+from tests.cluster_pool import THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, CaseFailedError, Cluster
 from tests.cluster_pool import same_on_all_workers as same
 from tests.fit_oracle import TOLERANCE, WEIGHTS, X, Y, compare, compiled, fitted, named
 from tests.oracle import assert_close
@@ -436,7 +436,7 @@ def normalized_by_what_is_learnt(y_true: Any, y_pred: Any) -> Any:
     return tf.reduce_sum(tf.square(y_pred[:, 0] - 1.0)) / tf.reduce_sum(tf.square(y_pred))
 
 
-def a_loss_normalized_by_what_is_learnt() -> list[str]:
+def a_loss_normalized_by_what_is_learnt(**options: Any) -> list[str]:
     """What is said of it."""
 
     class Notes(logging.Handler):
@@ -447,7 +447,7 @@ def a_loss_normalized_by_what_is_learnt() -> list[str]:
     notes = Notes()
     logging.getLogger("autodist_py").addHandler(notes)
     try:
-        with AutoDist() as autodist, autodist.scope():
+        with AutoDist(**options) as autodist, autodist.scope():
             model = compiled("sgd", metrics=None)
             model.compile("sgd", normalized_by_what_is_learnt, jit_compile=False)
             model.fit(X, Y, batch_size=8, verbose=0)
@@ -456,9 +456,18 @@ def a_loss_normalized_by_what_is_learnt() -> list[str]:
     return said
 
 
-def test_a_loss_that_is_no_mean_is_warned_of(cluster: Cluster) -> None:
-    chief, *others = cluster.run(a_loss_normalized_by_what_is_learnt)
-    assert any("neither a sum nor a mean over examples" in text for text in chief), chief
+def test_a_loss_that_is_no_mean_is_refused(cluster: Cluster) -> None:
+    message = r"which trains '.*truediv.*, line [0-9]+: return tf\.reduce_sum.*no sum or mean over examples"
+    with pytest.raises(CaseFailedError, match=rf"(?s){message}.*AutoDist\(loss_reduction=.*AutoDist\(strict=False\)"):
+        cluster.run(a_loss_normalized_by_what_is_learnt)
+
+
+@pytest.mark.parametrize("options", [{"strict": False}, {"loss_reduction": "mean"}], ids=str)
+def test_a_loss_that_is_no_mean_is_warned_of_where_that_is_allowed(cluster: Cluster, options: dict[str, Any]) -> None:
+    chief, *others = cluster.run(a_loss_normalized_by_what_is_learnt, **options)
+    (said,) = [text for text in chief if "mixes the examples" in text]
+    assert "truediv" in said and "taken for a mean over its parts" in said
+    assert not any("over examples, as far as" in text or "is not seen" in text for text in chief), chief
     assert not any(others)  # Once is enough.
 
 

@@ -385,7 +385,7 @@ def print_and_summarize(directory: str) -> None:
 
 def a_loss_that_cannot_be_followed_is_warned_of_by_the_chief() -> None:
     weight = tf.Variable(np.ones(3))
-    with AutoDist() as autodist, LogHandler("autodist_py.compiler") as records:
+    with AutoDist(strict=False) as autodist, LogHandler("autodist_py.compiler") as records:
 
         @autodist.function
         def step(x: tf.Tensor) -> None:
@@ -395,7 +395,7 @@ def a_loss_that_cannot_be_followed_is_warned_of_by_the_chief() -> None:
 
         step(X)
         step(X)
-    assert len(records) == (2 if autodist.is_chief else 0)
+    assert len(records) == (1 if autodist.is_chief else 0)
 
 
 class LogHandler(logging.Handler):

@@ -211,8 +211,8 @@ class Combination:
     def reduction(self, tensors: Sequence[str], *, rows: str = "") -> str:
         """How the sum of `tensors` combines examples: "mean", "sum" or, where it is not known, ""; `rows` for rows."""
         kinds = {self._known_extent(tensor) for tensor in tensors}
-        if Extent.MEAN in kinds and kinds <= {Extent.MEAN, Extent.SAME}:
-            return "mean"
+        if kinds and kinds <= {Extent.MEAN, Extent.SAME}:
+            return "mean"  # So is that of what depends on no example.
         if kinds & _SUMS and kinds <= _SUMS | {Extent.SAME}:
             return "sum"
         return rows if kinds == {Extent.ROWS} else ""
@@ -263,6 +263,25 @@ class Combination:
         """Whether the `index`-th input of `op` differs between replicas as it is read."""
         read = self._graph.nodes[op].input[index]
         return op_of(read) in self._differing and self.edges.get((op, index), "share") == "share"
+
+    @property
+    def loss_region(self) -> set[str]:
+        """The ops that losses are computed by."""
+        return self._loss_region
+
+    def is_combined(self, tensor: str) -> bool:
+        """Whether losses read `tensor` combined over replicas."""
+        return str(parse(tensor)) in self._of_losses
+
+    def extents_of(self, op: str) -> tuple[Extent, ...]:
+        """The extents of what the op returns."""
+        return self._extents.get(op, (Extent.SAME,))
+
+    def extent(self, tensor: str) -> Extent:
+        """The extent of `tensor`, but that a loss that is not known is that."""
+        extent = self._known_extent(tensor)
+        keeps = extent is Extent.OTHER and self._keeps_apart(self._layers.get(str(parse(tensor))))
+        return Extent.ROWS if keeps else extent
 
     def has_rows(self, tensor: str) -> bool:
         """Whether `tensor`, of the loss or what it is computed from, has a row for each of the replica's examples."""

@@ -13,6 +13,7 @@ _ARITHMETIC: Mapping[str, Callable[..., np.ndarray]] = {
     "AddV2": np.add,
     "Mul": np.multiply,
     "Neg": np.negative,
+    "Range": np.arange,
     "Sub": np.subtract,
 }
 
@@ -44,7 +45,7 @@ class Constants:
             return None if rank is None else np.array(rank, np.int32)
         if node.op not in _ARITHMETIC and node.op not in ("ConcatV2", "Pack"):
             return None
-        if tf.as_dtype(node.attr["T"].type) not in (tf.int32, tf.int64):
+        if tf.as_dtype(node.attr["Tidx" if node.op == "Range" else "T"].type) not in (tf.int32, tf.int64):
             return None
         values = [self.value(name) for name in node.input if not name.startswith("^")]
         known = [value for value in values if value is not None]

@@ -17,6 +17,7 @@ import tensorflow as tf
 from autodist_py.capture.combination import Combination
 from autodist_py.capture.insertion import Insertion
 from autodist_py.capture.layers import LayerCall
+from autodist_py.capture.mixing import Mixing
 from autodist_py.capture.rows import Rows
 from autodist_py.capture.terms import Separation
 from autodist_py.kernel.graph_view import GraphView
@@ -49,18 +50,20 @@ def with_statistics(
     """
     combination = Combination(item, whole, losses, tensor_of, batch, layer_calls)
     combination.make()
+    gradients = tuple(
+        replace(gradient, reduction=combination.reduction(targets, rows="sum"))
+        for gradient, targets in zip(item.gradients, losses, strict=True)
+    )
     if not combination.varies:
-        return item
+        return replace(item, gradients=gradients)
+    mixing = Mixing(whole, combination, tensor_of)
+    mixtures = mixing.told(item.gradients, losses)
     insertion = Insertion(graph, combination, tensor_of)
     for (op, index), reduction in combination.edges.items():
         if op in graph.nodes:
             insertion.combine(op, index, reduction)
     for op in combination.deltas:
         insertion.combine_change(op)
-    gradients = tuple(
-        replace(gradient, reduction=combination.reduction(targets, rows="sum"))
-        for gradient, targets in zip(item.gradients, losses, strict=True)
-    )
     separation = Separation(graph, insertion, combination, tensor_of)
     rows = Rows(graph, whole, insertion, combination, tensor_of)
     synchronized: list[Gradient] = []
@@ -87,7 +90,9 @@ def with_statistics(
         gradients=tuple(synchronized),
         outputs=outputs,
         statistics=tuple(insertion.statistics),
-        local_ops=tuple(combination.local),
+        local_ops=tuple(name for name in combination.local if name not in {*mixing.normalizing, *mixing.statistics}),
+        normalizing_ops=tuple(mixing.normalizing),
+        mixtures=mixtures,
         inseparable_ops=tuple(separation.inseparable),
     )
 

@@ -6,6 +6,11 @@ from pathlib import Path
 import tensorflow as tf
 
 _FOREIGN = ("/site-packages/", "/dist-packages/", f"{Path(__file__).parents[1]}/", "<frozen")
+_NORMALIZATIONS = (
+    ("tensorflow/python/ops/nn_impl.py", "batch_normalization"),
+    ("keras/src/layers/normalization/batch_normalization.py", ""),
+)
+"""Files that end so, and the function there, or all: what a batch normalization is made of."""
 
 
 def line_of(op: tf.Operation) -> str:
@@ -34,3 +39,12 @@ def fixed_size(op: tf.Operation, size: int) -> tf.Operation | None:
         if tensor.shape.rank and tensor.shape[0] == size:
             return tensor.op
     return None
+
+
+def normalizes_batch(op: tf.Operation) -> bool:
+    """Whether the op is a part of a batch normalization of TensorFlow's or Keras's."""
+    return op.type.startswith("FusedBatchNorm") or any(
+        frame.filename.endswith(file) and function in (frame.name, "")
+        for frame in op.traceback
+        for file, function in _NORMALIZATIONS
+    )

@@ -65,6 +65,7 @@ def graph_items(draw):
         max_size=2,
         unique_by=lambda one: one.name,
     )
+    marked = draw(st.lists(names, max_size=2))
     return GraphItem(
         graph_def=draw(st.binary(max_size=32)),
         variables=tuple(variables),
@@ -78,8 +79,10 @@ def graph_items(draw):
         table_initializers=tuple(draw(st.lists(names, max_size=2))),
         savers=tuple(draw(st.lists(st.binary(max_size=8), max_size=2))),
         statistics=tuple(draw(statistics)),
-        local_ops=tuple(draw(st.lists(names, max_size=2))),
-        inseparable_ops=tuple(draw(st.lists(names, max_size=2))),
+        local_ops=tuple(marked),
+        inseparable_ops=tuple(marked[:1]),
+        normalizing_ops=tuple(marked[1:]),
+        mixtures=tuple(reversed(marked)),
     )
 
 
@@ -181,6 +184,10 @@ def test_the_text_form_is_a_table_per_kind(item):
         "runs each step: train",
         "",
         "mixes each replica's own examples: -",
+        "",
+        "may mix each replica's own examples: -",
+        "",
+        "normalizes each replica's own examples: -",
         "",
         "may count a regularizer once per replica: -",
     ]

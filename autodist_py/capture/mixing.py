@@ -1,0 +1,147 @@
+"""Losses that mix examples: what one device computes with the whole batch, and a replica with its own part only.
+
+Two kinds of values are known not to be those of one device: an example's value that depends on others of the batch
+(in-batch negatives, ranks, statistics of activations), and what is computed from a sum or mean over the examples (its
+logarithm). A loss that reads one is neither the sum nor the mean of the replicas' losses. Batch normalization is such,
+too, and is told apart: it is the one mixture that everybody's replicas have.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import tensorflow as tf
+
+from autodist_py.capture.combination import Combination
+from autodist_py.capture.user_code import line_of, normalizes_batch
+from autodist_py.kernel.extent.along import EVERYWHERE, ROW_BY_ROW, Along, Found, Mixture, along
+from autodist_py.kernel.extent.values import Extent
+from autodist_py.kernel.graph_view import GraphView
+from autodist_py.kernel.names import op_of, parse
+from autodist_py.proto.graph_item import Gradient
+from autodist_py.proto.text import some
+
+_OF_EXTENT = {
+    Extent.SAME: EVERYWHERE,
+    Extent.SHAPE: EVERYWHERE,
+    Extent.ROWS: ROW_BY_ROW,
+    Extent.CHOSEN: ROW_BY_ROW,
+    Extent.MEAN: Along(pools=True),
+    Extent.SUM: Along(pools=True, adds=True),
+    Extent.PLUS: Along(pools=True, adds=True),
+}
+_SIZES = frozenset({Extent.SAME, Extent.COUNT, Extent.SHAPE})
+_ONLY_SHAPES = frozenset({"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"})
+_TOLD = 3
+
+
+@dataclass
+class Mixing:
+    """What of the losses mixes examples.
+
+    Attributes:
+        normalizing: ops of batch normalization that losses depend on.
+        statistics: ops that mix examples for them alone.
+    """
+
+    graph: GraphView
+    combination: Combination
+    tensor_of: Callable[[str], tf.Tensor]
+    normalizing: list[str] = field(default_factory=list, init=False)
+    statistics: list[str] = field(default_factory=list, init=False)
+    _found: dict[str, Found] = field(default_factory=dict, init=False)
+    _of_normalization: dict[str, bool] = field(default_factory=dict, init=False)
+
+    def told(self, gradients: Sequence[Gradient], losses: Sequence[Sequence[str]]) -> tuple[str, ...]:
+        """For each loss that mixes examples: by which ops, where they stand, and what trains by it."""
+        region = list(self.graph.dataflow_order(self.combination.loss_region))
+        mixtures = {name: found for name in region if isinstance(found := self._visit(name), Mixture)}
+        trained: dict[tuple[str, ...], list[str]] = {}
+        for gradient, targets in zip(gradients, losses, strict=True):
+            trained.setdefault(tuple(targets), []).append(gradient.variable)
+        live = {targets: self._live(targets) for targets in trained}
+        in_any = set[str]().union(*live.values())
+        self.normalizing += [name for name in region if name in in_any and self._is_normalizing(name)]
+        if self.normalizing:
+            self.statistics += [
+                name for name in self.combination.local if name in self.combination.loss_region - in_any
+            ]
+        return tuple(
+            f"the loss {some(targets)}, which trains {some(variables)}, mixes the examples of a batch: "
+            + "; ".join(self._described(name, mixtures[name]) for name in own[:_TOLD])
+            for targets, variables in trained.items()
+            if (own := [name for name in mixtures if name in live[targets]])
+        )
+
+    def _is_normalizing(self, name: str) -> bool:
+        """Whether the op is a batch normalization's, and mixes a replica's own examples."""
+        return name in self._local and self._normalizes(name)
+
+    def _normalizes(self, name: str) -> bool:
+        if name not in self._of_normalization:
+            self._of_normalization[name] = normalizes_batch(self.tensor_of(f"{name}:0").op)
+        return self._of_normalization[name]
+
+    def _described(self, name: str, mixture: str) -> str:
+        line = line_of(self.tensor_of(f"{name}:0").op)
+        return f"'{name}'{f' ({line})' if line else ''} {mixture}"
+
+    @cached_property
+    def _local(self) -> frozenset[str]:
+        return frozenset(self.combination.local)
+
+    def _reads(self, name: str) -> list[str]:
+        return [str(parse(read)) for read in self.graph.nodes[name].input if not read.startswith("^")]
+
+    def _visit(self, name: str) -> Found:
+        self._found[name] = found = self._judged(name)
+        return found
+
+    def _judged(self, name: str) -> Found:
+        """How the results of the op go along examples, where its extents do not say it; or what it mixes."""
+        node = self.graph.nodes[name]
+        extents = self.combination.extents_of(name)
+        reads = self._reads(name)
+        if len(extents) > 1 or extents[0] in _SIZES or self.combination.of_source(node) is not None or not reads:
+            return None
+        is_known = name not in self._local and extents[0] is not Extent.OTHER
+        if is_known and not any(isinstance(self._found.get(op_of(tensor)), Along) for tensor in reads):
+            return None  # `_read` asks for the extent.
+        found = tuple(self._read(tensor) for tensor in reads)
+        operands = self.combination.operands(node, reads, tuple(map(self.combination.extent, reads)))
+        result = along(operands, found)
+        if (result is None or isinstance(result, Mixture)) and self._normalizes(name):
+            axes = [read.axes for read in found if read is not None and read.axes]
+            return Along(axes[0]) if axes else None
+        return result
+
+    def _read(self, tensor: str) -> Along | None:
+        """How what a loss reads goes along examples; what is combined is the same everywhere."""
+        if self.combination.is_combined(tensor):
+            return EVERYWHERE
+        found = self._found.get(op_of(tensor))
+        if isinstance(found, Along):
+            return found
+        return None if isinstance(found, Mixture) else _OF_EXTENT.get(self.combination.extent(tensor))
+
+    def _live(self, targets: Iterable[str]) -> set[str]:
+        """The ops whose values the loss depends on; the statistics that a batch normalization reads are not asked for.
+
+        Neither is what only gives a shape.
+        """
+        live, pending = set[str](), [op_of(tensor) for tensor in targets]
+        while pending:
+            name = pending.pop()
+            if name in live or name not in self.combination.loss_region:
+                continue
+            live.add(name)
+            if self.graph.nodes[name].op in _ONLY_SHAPES or self.combination.of_source(self.graph.nodes[name]):
+                continue
+            normalizes = self._is_normalizing(name)
+            pending += [op_of(read) for read in self._reads(name) if not (normalizes and self._is_of_all(read, name))]
+        return live
+
+    def _is_of_all(self, tensor: str, reader: str) -> bool:
+        """Whether this has no entry for each of the examples that `reader` has: it is broadcast to them."""
+        own, whole = (self.tensor_of(name).shape for name in (tensor, f"{reader}:0"))
+        return own.rank is not None and whole.rank is not None and (own.rank < whole.rank or own[:1] == [1])

@@ -29,8 +29,8 @@ class Analysis:
 
     Attributes:
         captured: the graph.
-        varying: ops whose results depend on a replica's own examples or random numbers, and not only on combined
-            gradients and replicated variables.
+        varying: ops whose results depend on a replica's own examples, its share of them or random numbers, and not
+            only on combined gradients and replicated variables.
         of_examples: those of them that depend on examples.
         stage: for each op, how many combined gradients follow one another on the way to it: 0 in the forward pass.
         round: for each op, how many statistics follow one another on the way to it within its stage.
@@ -65,7 +65,8 @@ def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
     view = GraphView(tf.compat.v1.GraphDef.FromString(item.graph_def))
     gradients = {op_of(tensor) for gradient in item.gradients for tensor in gradient.tensors}
     statistics = {op_of(statistic.tensor): statistic.reduction for statistic in item.statistics}
-    combined = gradients | {op for op, reduction in statistics.items() if reduction != "share"}
+    parts = {op for op, reduction in statistics.items() if reduction == "part"}
+    combined = gradients | {op for op, reduction in statistics.items() if reduction not in ("part", "share")}
     sources = {op_of(tensor.name) for tensor in batched_tensors(item, view)}
     if batch == "local":
         sources |= {source.name for source in item.inputs if source.kind == "feed"}
@@ -75,10 +76,10 @@ def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
     for name in nx.topological_sort(view.digraph):
         before = view.digraph.pred[name]
         stage, round_ = max((level[producer] for producer in before), default=(0, 0))
-        level[name] = (stage + 1, 0) if name in gradients else (stage, round_ + (name in statistics))
+        level[name] = (stage + 1, 0) if name in gradients else (stage, round_ + (name in statistics.keys() - parts))
         depth[name] = max((depth[producer] for producer in before), default=0) + 1
     of_examples = view.dataflow_descendants(sources, blocked=combined)
-    varying = of_examples | view.dataflow_descendants(random_ops(view), blocked=combined)
+    varying = of_examples | view.dataflow_descendants(random_ops(view) | parts, blocked=combined)
     return Analysis(
         captured=view,
         varying=frozenset(varying),

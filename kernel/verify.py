@@ -210,8 +210,9 @@ def _check_combined(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None
         (f"the gradient of '{one.variable}'", tensor) for one in program.item.gradients for tensor in one.tensors
     ]
     recorded += [("a statistic", one.tensor) for one in program.item.statistics if one.reduction != "same"]
+    parts = {one.tensor for one in program.item.statistics if one.reduction == "part"}
     for what, tensor in recorded:
-        if op_of(captured.nodes[op_of(tensor)].input[0]) not in varying:
+        if tensor not in parts and op_of(captured.nodes[op_of(tensor)].input[0]) not in varying:
             continue
         for seam in program.copies(tensor):
             node = program.graph.nodes.get(op_of(seam))

@@ -24,18 +24,21 @@ def replica_weights(program: Program, batch: Sequence[tf.Tensor], reduction: str
     Args:
         program: says how many replicas there are.
         batch: the tensors that `batch_specs` asked for.
-        reduction: "mean": the replica's share of the step's examples; "sum": 1, and 0 for a replica without examples.
+        reduction: "mean": the replica's share of the step's examples; "sum", and "parts" of a mean: 1, and 0 for a
+            replica without examples.
 
     Returns:
         The weights. Where nothing is batched, the replicas that compute the same count for one together.
     """
     if not batch:
+        if reduction == "parts":
+            return [tf.ones([], tf.float64)] * program.num_local_replicas
         alike = program.place.num_replicas
         if reduction == "sum" and program.options.batch == "local":
             alike = program.num_local_replicas  # Each worker has its own part.
         return [tf.constant(1.0 / alike, tf.float64)] * program.num_local_replicas
     total, *rows = batch
-    if reduction == "sum":
+    if reduction in ("sum", "parts"):
         return [tf.cast(own > 0, tf.float64) for own in rows]
     # A worker that takes its steps by itself may have no examples at all.
     return [tf.math.divide_no_nan(tf.cast(own, tf.float64), tf.cast(total, tf.float64)) for own in rows]

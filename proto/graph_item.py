@@ -25,7 +25,7 @@ INPUT_KINDS = ("feed", "state")
 LOSS_REDUCTIONS = ("mean", "sum")
 OUTPUT_REDUCTIONS = ("", *LOSS_REDUCTIONS, "rows", "same")
 INDICES = ("", "distinct", "same")
-STATISTIC_REDUCTIONS = ("sum", "mean", "rows", "share", "same")
+STATISTIC_REDUCTIONS = ("sum", "mean", "rows", "share", "same", "part")
 
 GRAPH_DEF_URL = "type.googleapis.com/tensorflow.GraphDef"
 VARIABLE_DEF_URL = "type.googleapis.com/tensorflow.VariableDef"
@@ -69,6 +69,8 @@ class Gradient:
     `indices` says what the indices of a sparse one are for the whole batch: "", the replicas' one after the other;
     "distinct", likewise, but each once; "same", those of each replica, so values are added up. Of the last, `rows` is
     how many there are; None: that depends on the batch.
+    `in_parts`: what a replica computes is its part of the gradient of a mean, as its share of the examples counts where
+    back-propagation begins (a statistic "part").
     """
 
     variable: str
@@ -76,6 +78,7 @@ class Gradient:
     reduction: str = ""
     indices: str = ""
     rows: int | None = None
+    in_parts: bool = False
 
     def __post_init__(self) -> None:
         require_member(self.indices, INDICES, f"indices of the gradient of {self.variable!r}", error=GraphItemError)
@@ -90,6 +93,11 @@ class Gradient:
             f"reduction of the gradient of {self.variable!r}",
             error=GraphItemError,
         )
+        if self.in_parts and self.reduction == "sum":
+            raise GraphItemError(
+                f"what a replica computes of a sum is its part already; the gradient of variable {self.variable!r} is "
+                "of a sum, and in_parts"
+            )
         if len(self.tensors) not in (1, 3) or not all(self.tensors):
             raise GraphItemError(
                 f"a gradient is one tensor (dense), or indices, values and dense shape (sparse); "
@@ -151,8 +159,9 @@ class Statistic:
 
     It is used by a write (a metric, a moving average), or as a normalizer of the loss. `tensor` passes it on: the
     result of an op of its own. `reduction` is "sum", "mean" (weighted by examples), "rows" (one after the other),
-    "share" (the sum, times the replica's share of the examples), or "same" (equal already, as the number of features
-    is). Of the shape, only the first dimension of rows, and those of "same", may be unknown.
+    "share" (the sum, times the replica's share of the examples), "same" (equal already, as the number of features
+    is), or "part" (the replica's own value, times its share; not combined: see `Gradient.in_parts`). Of the shape, only
+    the first dimension of rows, and those of "same", may be unknown.
     """
 
     tensor: str
@@ -255,6 +264,10 @@ class GraphItem:
         """How the gradient's loss combines examples, "mean" or "sum"."""
         return gradient.reduction or self.loss_reduction
 
+    def weighting_of(self, gradient: Gradient) -> str:
+        """How replicas' gradients are added: "mean", each times its share; "sum", or "parts" of a mean, as they are."""
+        return "parts" if gradient.in_parts else self.reduction_of(gradient)
+
     def to_proto(self) -> pb.GraphItem:
         """The wire form."""
         message = pb.GraphItem(
@@ -291,6 +304,7 @@ class GraphItem:
                 reduction=one.reduction,
                 indices=one.indices,
                 rows=one.rows,
+                in_parts=one.in_parts,
             )
             for one in self.gradients
         )
@@ -336,6 +350,7 @@ class GraphItem:
                 one.reduction,
                 one.indices,
                 one.rows if one.HasField("rows") else None,
+                one.in_parts,
             )
             for one in message.gradients
         )

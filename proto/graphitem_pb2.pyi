@@ -41,18 +41,20 @@ class GraphItem(_message.Message):
         update_ops: _containers.RepeatedScalarFieldContainer[str]
         def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., trainable: _Optional[bool] = ..., aggregation: _Optional[str] = ..., update_ops: _Optional[_Iterable[str]] = ...) -> None: ...
     class Gradient(_message.Message):
-        __slots__ = ("variable", "tensors", "reduction", "indices", "rows")
+        __slots__ = ("variable", "tensors", "reduction", "indices", "rows", "in_parts")
         VARIABLE_FIELD_NUMBER: _ClassVar[int]
         TENSORS_FIELD_NUMBER: _ClassVar[int]
         REDUCTION_FIELD_NUMBER: _ClassVar[int]
         INDICES_FIELD_NUMBER: _ClassVar[int]
         ROWS_FIELD_NUMBER: _ClassVar[int]
+        IN_PARTS_FIELD_NUMBER: _ClassVar[int]
         variable: str
         tensors: _containers.RepeatedScalarFieldContainer[str]
         reduction: str
         indices: str
         rows: int
-        def __init__(self, variable: _Optional[str] = ..., tensors: _Optional[_Iterable[str]] = ..., reduction: _Optional[str] = ..., indices: _Optional[str] = ..., rows: _Optional[int] = ...) -> None: ...
+        in_parts: bool
+        def __init__(self, variable: _Optional[str] = ..., tensors: _Optional[_Iterable[str]] = ..., reduction: _Optional[str] = ..., indices: _Optional[str] = ..., rows: _Optional[int] = ..., in_parts: _Optional[bool] = ...) -> None: ...
     class Dimension(_message.Message):
         __slots__ = ("size",)
         SIZE_FIELD_NUMBER: _ClassVar[int]

@@ -123,6 +123,36 @@ def test_fit_does_what_it_does_on_one_device(cluster: Cluster, case: Callable[[]
     same(cluster.run(compare, train=case))
 
 
+def overflowing() -> dict[str, Any]:
+    """The loss scale begins far too large, and is doubled after two steps: gradients are infinite time and again."""
+
+    def train() -> dict[str, Any]:
+        tf_keras.backend.set_floatx("float32")
+        tf_keras.utils.set_random_seed(11)
+        layers = [
+            tf_keras.layers.Dense(5, activation="tanh", kernel_regularizer="l2", dtype="mixed_float16"),
+            tf_keras.layers.Dense(3, dtype="mixed_float16"),
+            tf_keras.layers.Activation("softmax", dtype="float32"),
+        ]
+        model = tf_keras.Sequential(layers)
+        inner = tf_keras.optimizers.SGD(0.1, momentum=0.9)
+        scaled = tf_keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=2.0**20, dynamic_growth_steps=2)
+        model.compile(scaled, "sparse_categorical_crossentropy")
+        scales: list[Any] = []
+        noted = tf_keras.callbacks.LambdaCallback(on_batch_end=lambda batch, logs: scales.append(scaled.loss_scale))
+        values = fitted(model, X.astype(np.float32), Y, epochs=3, callbacks=[noted])
+        tf_keras.backend.set_floatx("float64")
+        assert min(scales) < max(scales[3:])  # It falls, and rises again.
+        return {**values, "scales": np.array(scales), "good steps": np.array(scaled.dynamic_counter)}
+
+    return fit_oracle.compare(train, tolerance=4e-3)
+
+
+@pytest.mark.on(1)
+def test_a_loss_scale_falls_and_rises_as_on_one_device(cluster: Cluster) -> None:
+    same(cluster.run(overflowing))
+
+
 def refused(folder: str) -> None:
     with AutoDist() as autodist:
         outside = compiled("sgd")

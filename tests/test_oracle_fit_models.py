@@ -492,3 +492,32 @@ def mixed(policy: str) -> dict[str, Any]:
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision_is_as_exact_as_its_types(cluster: Cluster, policy: str) -> None:
     same(cluster.run(mixed, policy=policy))
+
+
+def overflowing(builder: str) -> dict[str, Any]:
+    """The loss scale begins far too large, and is doubled after two steps: gradients are infinite time and again."""
+
+    def train() -> dict[str, Any]:
+        keras.config.set_floatx("float32")
+        keras.utils.set_random_seed(11)
+        layers = [
+            keras.layers.Dense(5, activation="tanh", kernel_regularizer="l2", dtype="mixed_float16"),
+            keras.layers.Dense(3, dtype="mixed_float16"),
+            keras.layers.Activation("softmax", dtype="float32"),
+        ]
+        model = keras.Sequential(layers)
+        inner = keras.optimizers.SGD(0.1, momentum=0.9)
+        scaled = keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**20, dynamic_growth_steps=2)
+        model.compile(scaled, "sparse_categorical_crossentropy", jit_compile=False)
+        values = fitted(model, X.astype(np.float32), Y, batch_size=8, epochs=3)
+        keras.config.set_floatx("float64")
+        assert 0 < int(inner.iterations) < 9  # It has skipped steps, and taken others.
+        return values
+
+    return compare(train, tolerance=4e-3, strategy_builder=builder)
+
+
+@pytest.mark.on(1)
+@pytest.mark.parametrize("builder", ["AllReduce", "PSLoadBalancing", "ShardedOptimizer"])
+def test_a_loss_scale_falls_and_rises_as_on_one_device(cluster: Cluster, builder: str) -> None:
+    same(cluster.run(overflowing, builder=builder))

@@ -12,6 +12,7 @@ from autodist_py import AutoDist
 from autodist_py.proto.errors import CaptureError
 from tests.cluster_pool import THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, Cluster
 from tests.cluster_pool import same_on_all_workers as same
+from tests.corpus.header import STRATEGIES
 from tests.oracle import Batch, Training, Values, assert_close, compare_function
 
 pytestmark = pytest.mark.parametrize(
@@ -327,6 +328,46 @@ def rows_of_every_kind(builder: str, reduction: str) -> Values:
 @pytest.mark.parametrize("builder", ROW_KINDS_BUILDERS)
 def test_rows_that_all_replicas_have_are_those_of_one_device(cluster: Cluster, builder: str, reduction: str) -> None:
     same(cluster.run(rows_of_every_kind, builder=builder, reduction=reduction))
+
+
+def scaled_by_hand(builder: str) -> Values:
+    """float16 forward, a loss scale that halves when a gradient is not finite; rows by position, and a regularizer."""
+
+    def build(seed: int) -> Training:
+        rng = np.random.default_rng(seed)
+        shapes = {"first": (3, 4), "second": (4, 3), "places": (TOKENS, 3)}
+        weights = {name: tf.Variable(rng.normal(size=shape).astype("float32")) for name, shape in shapes.items()}
+        state = {"scale": tf.Variable(np.float32(2.0**19), trainable=False), "good": tf.Variable(0, trainable=False)}
+
+        def step(x: tf.Tensor, y: tf.Tensor) -> dict[str, tf.Tensor]:
+            with tf.GradientTape() as tape:
+                half = [tf.cast(weights[name], tf.float16) for name in ("first", "second")]
+                places = tf.cast(tf.gather(weights["places"], tf.range(2)), tf.float16)
+                hidden = tf.cast(x, tf.float16) + tf.reduce_sum(places, axis=0)
+                logits = tf.cast(tf.tanh(hidden @ half[0]) @ half[1], tf.float32)
+                loss = tf.reduce_mean(tf.square(logits - tf.cast(y, tf.float32)))
+                scaled = (loss + 0.01 * tf.nn.l2_loss(weights["first"])) * state["scale"]
+            gradients = tape.gradient(scaled, list(weights.values()))
+            gradients = [tf.convert_to_tensor(gradient) / state["scale"] for gradient in gradients]
+            finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
+            for weight, gradient in zip(weights.values(), gradients, strict=True):
+                weight.assign_sub(0.1 * tf.where(finite, gradient, tf.zeros_like(gradient)))
+            state["good"].assign(tf.where(finite, state["good"] + 1, 0))
+            state["scale"].assign(tf.where(finite, state["scale"], state["scale"] * 0.5))
+            return {"loss": loss, "finite": finite}
+
+        return Training(step, lambda: weights | state)
+
+    halved = [(x.astype("float32"), y.astype("float32")) for x, _, y in [*batches(), *batches()]]
+    values = compare_function(build, halved, tolerance=4e-3, autodist={"strategy_builder": STRATEGIES[builder]})
+    assert 0 < int(values["good"]) < len(halved)
+    return values
+
+
+@pytest.mark.on(1)
+@pytest.mark.parametrize("builder", ["AllReduce", "PSLoadBalancing", "PartitionedPS"])
+def test_a_loss_scale_by_hand_falls_as_on_one_device(cluster: Cluster, builder: str) -> None:
+    same(cluster.run(scaled_by_hand, builder=builder))
 
 
 def batch_norm() -> dict[str, np.ndarray]:

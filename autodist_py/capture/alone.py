@@ -42,7 +42,7 @@ def refused_gradients(captured: tf.Graph | None) -> Iterator[None]:
         CaptureError: a gradient of a variable is computed elsewhere: eagerly, in a function or in another graph.
     """
 
-    def on_gradients(compute: Callable[[], list[Any]], sources: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
+    def on_gradients(compute: tf_adapter.Compute, sources: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
         trained = next((source for source in sources if tf_adapter.is_variable(source)), None)
         if trained is not None and not tf_adapter.is_captured(captured):
             raise CaptureError(
@@ -52,7 +52,7 @@ def refused_gradients(captured: tf.Graph | None) -> Iterator[None]:
                 "tf.Graph().as_default(), autodist.scope():` and run it in create_distributed_session(). What each "
                 "worker is to do by itself stands outside of scope()"
             )
-        return compute()
+        return compute(())
 
     with tf_adapter.gradient_calls(on_gradients, nullcontext):
         yield

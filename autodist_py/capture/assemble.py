@@ -72,12 +72,12 @@ def assemble(traced: TracedGraph, options: CaptureOptions) -> GraphItem:
         table_initializers=tuple(_filling(whole, traced.table_initializers, needed)),
         savers=tuple(traced.savers),
     )
-    targets = tuple(traced.losses.get(gradient, ()) for gradient in gradients)
+    origins = tuple(traced.origins[gradient] for gradient in gradients)
     return with_statistics(
         item,
         view,
         whole,
-        targets,
+        origins,
         traced.tensor_of,
         batch=options.batch,
         layer_calls=traced.layer_calls,

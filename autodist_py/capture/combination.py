@@ -291,6 +291,10 @@ class Combination:
         """The extent of `tensor`, of the loss, a write or a result, or what they are made of; None: it is not."""
         return self._extent(tensor) if op_of(tensor) in self._extents else None
 
+    def is_read_whole(self, op: str) -> bool:
+        """Whether `op` passes a gradient on, or is of a loss, a write or a result, or what they are made of."""
+        return op in self._extents or op in self._seams
+
     def of_source(self, node: tf.compat.v1.NodeDef) -> tuple[Extent, ...] | None:
         """The extents of what a replica is given, as its part of the batch; None: `node` computes what it returns."""
         own_rows = [str(parse(f"{node.name}:{index}")) in self._rows for index in range(_num_outputs(node))]

@@ -333,7 +333,7 @@ def _assemble(trace: _Trace, options: CaptureOptions, user_step: Callable[..., A
             ),
             outputs=tuple(outputs.values()),
             run_ops=_run_ops(graph),
-            losses=dict(zip(gradients, (one.losses for one in trace.recorder.gradients), strict=True)),
+            origins=dict(zip(gradients, (one.origin for one in trace.recorder.gradients), strict=True)),
             tensor_of=tensor_of,
             layer_calls=trace.layers.calls,
             table_initializers=table_initializers(graph),

@@ -4,7 +4,7 @@ Each recorded gradient is passed on through ops of its own (`Identity`), so that
 gradient at which to combine it: all that reads a gradient reads it there.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist_py.capture import tf_adapter
+from autodist_py.capture.traced import Origin
 from autodist_py.proto.errors import CaptureError
 
 
@@ -22,12 +23,12 @@ class RecordedGradient:
     Attributes:
         handle: the variable's resource handle, a tensor of the traced graph.
         tensors: the gradient, or indices, values and dense shape of a sparse one.
-        losses: names of the tensors whose sum it is the gradient of; none: not known.
+        origin: what it is the gradient of.
     """
 
     handle: tf.Tensor
     tensors: tuple[tf.Tensor, ...]
-    losses: tuple[str, ...]
+    origin: Origin
 
 
 class GradientRecorder:
@@ -57,25 +58,32 @@ class GradientRecorder:
         finally:
             self._in_vectorized_loop = before
 
-    def _on_gradients(
-        self, compute: Callable[[], list[Any]], sources: Sequence[Any], targets: Sequence[Any]
-    ) -> list[Any]:
+    def _on_gradients(self, compute: tf_adapter.Compute, sources: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
         # Only the outermost call counts: inside it, gradients of branches, loops and recomputed parts are computed too.
         if self._depth or not tf_adapter.is_within(self._graph):
-            return compute()
+            return compute(())
         if self._in_vectorized_loop:
             self.of_examples += [handle for handle in map(self._graph_handle, sources) if handle is not None]
-            return compute()
+            return compute(())
+        known = all(isinstance(target, tf.Tensor) and target.graph is self._graph for target in targets)
+        seeds = self._seeds(targets) if known else []
         self._depth += 1
         try:
-            gradients = compute()
+            gradients = compute(seeds)
         finally:
             self._depth -= 1
-        known = all(isinstance(target, tf.Tensor) and target.graph is self._graph for target in targets)
         losses = tuple(target.name for target in targets) if known else ()
-        return [self._record(source, gradient, losses) for source, gradient in zip(sources, gradients, strict=True)]
+        origin = Origin(losses, tuple(seed.name for seed in seeds))
+        return [self._record(source, gradient, origin) for source, gradient in zip(sources, gradients, strict=True)]
 
-    def _record(self, source: Any, gradient: Any, losses: tuple[str, ...]) -> Any:
+    def _seeds(self, targets: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Ones, which back-propagation of the targets begins with anyway: here they are known; none: leave it alone."""
+        is_plain = all(target.dtype.is_floating and target.shape.is_fully_defined() for target in targets)
+        if not is_plain or tf.compat.v1.get_default_graph() is not self._graph:
+            return []
+        return [tf.ones(target.shape, target.dtype, name="seed") for target in targets]
+
+    def _record(self, source: Any, gradient: Any, origin: Origin) -> Any:
         handle = self._graph_handle(source)
         if handle is None or gradient is None:
             return gradient
@@ -95,7 +103,7 @@ class GradientRecorder:
             tensors: tuple[tf.Tensor, ...] = (passed.indices, passed.values, passed.dense_shape)
         else:
             tensors = (passed,)
-        self.gradients.append(RecordedGradient(handle, tensors, losses))
+        self.gradients.append(RecordedGradient(handle, tensors, origin))
         return passed
 
     def _graph_handle(self, source: Any) -> tf.Tensor | None:

@@ -172,7 +172,7 @@ class GraphScope:
                 inputs=inputs,
                 outputs=tuple(map(self._output, signature.fetches)),
                 run_ops=signature.targets,
-                losses=dict(zip(self._gradients(), (one.losses for one in self._recorder.gradients), strict=True)),
+                origins=dict(zip(self._gradients(), (one.origin for one in self._recorder.gradients), strict=True)),
                 tensor_of=self._tensor,
                 layer_calls=self._layers.calls,
                 table_initializers=table_initializers(self.graph),

@@ -53,6 +53,23 @@ class Insertion:
             return self._combined(tensor, AGAIN)
         return tensor
 
+    def take_part(self, tensor: str) -> None:
+        """Let all that reads `tensor`, which is the same on all replicas, read a replica's part of it."""
+        readers = [name for name, node in self.nodes.items() if str(parse(tensor)) in map(_spelt, node.input)]
+        seam = self._combined(tensor, "part")
+        for reader in readers:
+            for index, name in enumerate(self.nodes[reader].input):
+                if _spelt(name) == str(parse(tensor)):
+                    self.read(reader, index, seam)
+
+    def read(self, op: str, index: int, tensor: str) -> None:
+        """Let `op` read `tensor` as its `index`-th input."""
+        self._edit(op).input[index] = tensor
+
+    def readers(self, op: str) -> int:
+        """How many times a result of `op` is read, or its end waited for."""
+        return sum(op_of(name) == op for node in self.nodes.values() for name in node.input)
+
     def pass_by(self, seam: str, own: str, total: str) -> None:
         """Let `seam` pass on `own`, and all that reads it read `total`, which is computed from it."""
         for reader in [name for name, node in self.nodes.items() if seam in map(op_of, node.input)]:
@@ -73,6 +90,12 @@ class Insertion:
     def pass_on(self, name: str, tensor: str, dtype: tf.DType) -> str:
         """An op of its own that passes on `tensor`."""
         return self._add("Identity", name, [tensor], "T", dtype).name
+
+    def cast(self, name: str, tensor: str, source: tf.DType, target: tf.DType) -> str:
+        """An op that casts `tensor`."""
+        node = self._add("Cast", name, [tensor], "SrcT", source)
+        node.attr["DstT"].type = target.as_datatype_enum
+        return node.name
 
     def sum(self, name: str, terms: Sequence[str], dtype: tf.DType) -> str:
         """The sum of `terms`, which have one shape."""
@@ -157,3 +180,8 @@ class Insertion:
         self.nodes[unused] = node
         self._own.add(unused)
         return node
+
+
+def _spelt(name: str) -> str:
+    """The tensor that an input names; "" for one that is only waited for."""
+    return "" if name.startswith("^") else str(parse(name))

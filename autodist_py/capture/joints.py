@@ -35,9 +35,11 @@ def take_joints_apart(traced: TracedGraph) -> TracedGraph:
         gradients=tuple(replace(one, tensors=parts.tensors(one.tensors)) for one in traced.gradients),
         outputs=tuple(replace(one, tensor=parts.tensor(one.tensor)) for one in traced.outputs),
         run_ops=tuple(part for name in traced.run_ops for part in parts.ops(name)),
-        losses={
-            replace(gradient, tensors=parts.tensors(gradient.tensors)): parts.tensors(losses)
-            for gradient, losses in traced.losses.items()
+        origins={
+            replace(gradient, tensors=parts.tensors(gradient.tensors)): replace(
+                origin, losses=parts.tensors(origin.losses)
+            )
+            for gradient, origin in traced.origins.items()
         },
         tensor_of=lambda name: traced.tensor_of(parts.whole(name)),
         layer_calls=[LayerCall(parts.tensors(call.reads), parts.tensors(call.outputs)) for call in traced.layer_calls],

@@ -8,6 +8,7 @@ that.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import tensorflow as tf
 
@@ -81,7 +82,7 @@ class Rows:
         return found
 
     def _described(self, gradient: Gradient, kind: str, rows: int | None) -> Gradient:
-        return Gradient(gradient.variable, gradient.tensors, gradient.reduction, kind, rows if kind == "same" else None)
+        return replace(gradient, indices=kind, rows=rows if kind == "same" else None)
 
     def _with_seams(self, gradient: Gradient, pieces: list[tuple[str, ...]]) -> Gradient:
         """`gradient`, with seams of its own that pass on `pieces`, indices and values, one after the other."""
@@ -94,7 +95,7 @@ class Rows:
                 else self._read((op_of(tensor), 0))
             )
             seams.append(f"{self._insertion.pass_on(name, raw, dtype)}:0")
-        return Gradient(gradient.variable, tuple(seams), gradient.reduction, gradient.indices, gradient.rows)
+        return replace(gradient, tensors=tuple(seams))
 
     def _joined(self, gradient: Gradient) -> Iterator[tuple[Edge, Edge]]:
         """What indices and values are read by, of each of the gradients that TensorFlow has joined to this one."""

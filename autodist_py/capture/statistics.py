@@ -15,11 +15,13 @@ from dataclasses import replace
 import tensorflow as tf
 
 from autodist_py.capture.combination import Combination
+from autodist_py.capture.half_precision import HalfPrecision
 from autodist_py.capture.insertion import Insertion
 from autodist_py.capture.layers import LayerCall
 from autodist_py.capture.mixing import Mixing
 from autodist_py.capture.rows import Rows
 from autodist_py.capture.terms import Separation
+from autodist_py.capture.traced import Origin
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Statistic
@@ -29,7 +31,7 @@ def with_statistics(
     item: GraphItem,
     graph: GraphView,
     whole: GraphView,
-    losses: Sequence[Sequence[str]],
+    origins: Sequence[Origin],
     tensor_of: Callable[[str], tf.Tensor],
     *,
     batch: str,
@@ -42,12 +44,13 @@ def with_statistics(
         item: what was captured.
         graph: its graph.
         whole: the graph it was cut from, which has the losses too.
-        losses: for each of its gradients, the tensors whose sum it is the gradient of; none: not known.
+        origins: for each of its gradients, what it is the gradient of.
         tensor_of: a tensor of `whole` by its name; only its shape and type are used.
         batch: whether workers are given the same ("global"), or each its own part ("local").
         layer_calls: of Keras's layers, in order.
         shows_ops: whether the values of ops are results too, after the others.
     """
+    losses = [one.losses for one in origins]
     combination = Combination(item, whole, losses, tensor_of, batch, layer_calls)
     combination.make()
     gradients = tuple(
@@ -64,6 +67,8 @@ def with_statistics(
             insertion.combine(op, index, reduction)
     for op in combination.deltas:
         insertion.combine_change(op)
+    half = HalfPrecision(graph, insertion, combination, tensor_of)
+    gradients = half.in_parts(gradients, origins, item.reduction_of)
     separation = Separation(graph, insertion, combination, tensor_of)
     rows = Rows(graph, whole, insertion, combination, tensor_of)
     synchronized: list[Gradient] = []
@@ -75,6 +80,7 @@ def with_statistics(
         if is_sum:
             separation.separate(gradient, item.variable(gradient.variable).shape)
         synchronized.append(gradient)
+    synchronized = [term for gradient in synchronized for term in half.rounded(gradient)]
     outputs = tuple(
         replace(output, tensor=insertion.result(output.tensor), reduction=combination.result_reduction(output.tensor))
         for output in item.outputs

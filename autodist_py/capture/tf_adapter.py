@@ -120,7 +120,8 @@ def patched(owner: Any, attribute: str, replacement: Any) -> Iterator[None]:
             delattr(owner, attribute)
 
 
-OnGradients = Callable[[Callable[[], list[Any]], Sequence[Any], Sequence[Any]], list[Any]]
+Compute = Callable[[Sequence[Any]], list[Any]]
+OnGradients = Callable[[Compute, Sequence[Any], Sequence[Any]], list[Any]]
 
 
 @contextmanager
@@ -129,8 +130,9 @@ def gradient_calls(
 ) -> Iterator[None]:
     """Every gradient computation goes through `on_gradients(compute, sources, targets)`.
 
-    `compute()` returns the gradients, one for each of the flat `sources` (variables, tensors), as `on_gradients` does.
-    They are those of the sum of `targets`, which are none where the user gives the targets' own gradients.
+    `compute(seeds)` returns the gradients, one for each of the flat `sources` (variables, tensors), as `on_gradients`
+    does. They are those of the sum of `targets`, which are none where the user gives the targets' own gradients.
+    Back-propagation begins with `seeds`, one for each of the targets; none: with TensorFlow's own, or the user's.
     A vectorized loop (of a jacobian, of `tf.vectorized_map`) is traced within `on_vectorized_loop()`.
     """
     helper = gradients_util._GradientsHelper
@@ -141,11 +143,17 @@ def gradient_calls(
         given = args[0] if args else kwargs.get("grad_ys")
         has_own = given is not None and any(one is not None for one in tf.nest.flatten(given))
         targets = [] if has_own else tf.nest.flatten(ys)
-        return on_gradients(lambda: helper(ys, xs, *args, **kwargs), sources, targets)
+
+        def compute(seeds: Sequence[Any]) -> list[Any]:
+            own, options = _seeded(seeds, args, kwargs, "grad_ys")
+            return list(helper(ys, xs, *own, **options))
+
+        return on_gradients(compute, sources, targets)
 
     def taped(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        def compute() -> list[Any]:
-            gradients = tape_gradient(tape, target, sources, *args, **kwargs)
+        def compute(seeds: Sequence[Any]) -> list[Any]:
+            own, options = _seeded(seeds, args, kwargs, "output_gradients")
+            gradients = tape_gradient(tape, target, sources, *own, **options)
             return [gradients] if not tf.nest.is_nested(sources) else _flatten_up_to(sources, gradients)
 
         given = args[0] if args else kwargs.get("output_gradients")
@@ -164,6 +172,15 @@ def gradient_calls(
         stack.enter_context(patched(tf.GradientTape, "gradient", taped))
         stack.enter_context(patched(parallel_for, "pfor", vectorized))
         yield
+
+
+def _seeded(
+    seeds: Sequence[Any], args: Sequence[Any], kwargs: dict[str, Any], name: str
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """The arguments behind targets and sources with `seeds`, if there are any, in the place of the first, `name`."""
+    if not seeds:
+        return args, kwargs
+    return ([list(seeds), *args[1:]], kwargs) if args else ((), {**kwargs, name: list(seeds)})
 
 
 def _flatten_up_to(sources: Any, gradients: Any) -> list[Any]:

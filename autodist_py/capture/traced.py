@@ -10,6 +10,20 @@ from autodist_py.proto.graph_item import Gradient, Input, Output, Variable
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What a gradient is one of.
+
+    Attributes:
+        losses: names of the tensors whose sum it is the gradient of; none: not known.
+        seeds: for each loss, the name of the ones that its back-propagation begins with; none: not known. They are
+            those of one call's gradients.
+    """
+
+    losses: tuple[str, ...] = ()
+    seeds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TracedGraph:
     """A single-device graph with variables as `VarHandleOp`s, and what capture knows about it.
 
@@ -20,7 +34,7 @@ class TracedGraph:
         inputs: its placeholders.
         outputs: what is fetched.
         run_ops: what must run beside.
-        losses: for each gradient the tensors whose sum it is the gradient of, where they are known.
+        origins: for each gradient what it is the gradient of.
         tensor_of: a tensor of the graph by its name; only its shape and type are used.
         layer_calls: of Keras's layers, in order.
         table_initializers: the ops that fill lookup tables.
@@ -33,7 +47,7 @@ class TracedGraph:
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     run_ops: tuple[str, ...]
-    losses: Mapping[Gradient, tuple[str, ...]]
+    origins: Mapping[Gradient, Origin]
     tensor_of: Callable[[str], tf.Tensor]
     layer_calls: Sequence[LayerCall] = ()
     table_initializers: Sequence[str] = ()

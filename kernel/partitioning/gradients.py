@@ -1,6 +1,7 @@
 """Gradients in shards: each shard is given its part of the raw gradient, and others read the parts joined again."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -33,7 +34,7 @@ def cut_gradient(editor: Editor, gradient: Gradient, variable: Variable, node: N
         own = tuple(f"{seam}:0" for seam in seams)
         rows = gradient.rows if axis else None  # Which of the rows are in the shard is known in a step only.
         name = shard_name(variable.name, index)
-        shards.append(Gradient(name, own, gradient.reduction, gradient.indices, rows))
+        shards.append(replace(gradient, variable=name, tensors=own, rows=rows))
     for position, kind in enumerate(seam_kinds(gradient, axis)):
         cut = [TensorSpec(shard.tensors[position], raw[position].dtype) for shard in shards]
         joined = editor.trace(lambda *parts, kind=kind: _joined(kind, parts, variable, axis, sizes), *cut)

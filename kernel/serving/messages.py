@@ -199,7 +199,7 @@ def summed_gradients(
         summed = []
         for gradient, replicas in zip(gradients, copies, strict=True):
             if program.analysis.is_varying(gradient):
-                weights = replica_weights(program, batch, program.item.reduction_of(gradient))
+                weights = replica_weights(program, batch, program.item.weighting_of(gradient))
             else:  # It is computed from replicated values alone: equal on all replicas.
                 replicas, weights = replicas[:1], [tf.ones([], tf.float64)]
             scale = _scale(program, gradient, batch)

@@ -37,6 +37,7 @@ _MOST_PIECES = 4096
 class Group:
     """Gradients that are reduced together: the same synchronizer, stage, reduction, and (dense ones) dtype.
 
+    `reduction` is how replicas are weighted, as `GraphItem.weighting_of` says.
     Gradients of one stage do not depend on one another's combined values (a generator's would on its discriminator's).
     `pack` numbers those of one name, as what is larger is packed into several buffers.
     `outputs` are those of the program that are combined along with the gradients. One whose rows are gathered is a
@@ -126,7 +127,7 @@ def _gradient_groups(program: Program) -> Iterator[Group]:
         is_sparse = gradient.is_sparse and not _is_densified(program, synchronizer, gradient, dtype)
         _require_reducible(program, synchronizer, gradient, dtype, is_sparse=is_sparse)
         reduced = replace(synchronizer, sparse_as_dense=None)  # It is decided, and makes no other difference.
-        key = (reduced, stage, program.item.reduction_of(gradient), dtype)
+        key = (reduced, stage, program.item.weighting_of(gradient), dtype)
         if is_sparse:
             yield Group(*key, (gradient,), is_sparse=True)
         else:

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +17,7 @@ from autodist_py.kernel.program import Launch, Program, Promise
 from autodist_py.kernel.rewrite import Edits
 from autodist_py.kernel.verify import verify
 from autodist_py.proto.errors import InvalidGraphError
+from tests.capture import steps
 from tests.kernel import programs
 from tests.kernel.programs import parsed
 
@@ -138,6 +141,25 @@ def test_a_gradient_that_is_not_combined_is_named():
 
     with pytest.raises(InvalidGraphError, match=r"the gradient of 'w' is not combined(?s:.*)  > AutoDist-Replica-1/"):
         broken("serve", read_raw)
+
+
+def test_a_share_that_does_not_count_is_named():
+    weight = tf.Variable(np.ones([3, 1], np.float32), name="w")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.cast(tf.cast(x, tf.float16) @ tf.cast(weight, tf.float16), tf.float32))
+        weight.assign_sub(tape.gradient(loss, weight))
+
+    item = steps.capture(step, steps.batch()).item
+    (seam,) = (op_of(one.tensor) for one in item.statistics if one.reduction == "part")
+
+    def read_ones(edits, program):
+        ones = program.analysis.captured.nodes[seam].input[0]
+        edits.set_input(on_replica(1, seam), 0, on_replica(1, ones))
+
+    with pytest.raises(InvalidGraphError, match=r"a statistic is not combined(?s:.*)  > AutoDist-Replica-1/"):
+        broken("serve", read_ones, item=item)
 
 
 def test_a_write_that_nothing_runs_is_named():

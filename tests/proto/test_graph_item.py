@@ -37,6 +37,13 @@ def graph_items(draw):
     tensors = st.lists(names, min_size=1, max_size=1) | st.lists(names, min_size=3, max_size=3)
     gradients = st.lists(
         st.builds(
+            Gradient,
+            st.sampled_from([one.name for one in variables] or ["none"]),
+            tensors.map(tuple),
+            st.sampled_from(["", "mean"]),
+            in_parts=st.booleans(),
+        )
+        | st.builds(
             Gradient, st.sampled_from([one.name for one in variables] or ["none"]), tensors.map(tuple), reductions
         ),
         max_size=4 if variables else 0,
@@ -48,7 +55,7 @@ def graph_items(draw):
             names,
             st.just("float64"),
             st.lists(st.none() | st.integers(0, 4), max_size=2).map(tuple),
-            st.sampled_from(["sum", "mean", "rows", "share"]),
+            st.sampled_from(["sum", "mean", "rows", "share", "part"]),
         ),
         max_size=2,
         unique_by=lambda one: one.tensor,
@@ -218,6 +225,7 @@ def test_parts_that_contradict_each_other_are_refused(item, change, message):
     [
         (lambda: Gradient("w", ("i:0", "v:0")), "one tensor"),
         (lambda: Gradient("w", ("",)), "one tensor"),
+        (lambda: Gradient("w", ("g:0",), "sum", in_parts=True), "'w' is of a sum, and in_parts"),
         (lambda: Variable("", "float32", ()), "must not be empty"),
         (lambda: Variable("w", "float32", (-1,)), "static shape"),
         (lambda: Variable("w", "float32", (), aggregation="AVG"), "must be one of NONE, SUM"),

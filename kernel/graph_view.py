@@ -325,9 +325,15 @@ class GraphView:
         for. An op that is not in the graph stands in no loop.
 
         Raises:
-            InvalidGraphError: nothing leaves the loop of `other` after it.
+            InvalidGraphError: nothing leaves the loop of `other` after it, or it runs in a branch only.
         """
         flow = self.control_flow
+        deciding = flow.predicates.get(other, frozenset()) - flow.predicates.get(op, frozenset())
+        if any(self.nodes[one].op != "LoopCond" for one in deciding):
+            raise InvalidGraphError(
+                f"'{op}' must wait for '{other}', which runs in a branch of TensorFlow 1's control flow only, and "
+                "so would not run in each step. Call tf.compat.v1.enable_control_flow_v2() before the graph is built"
+            )
         node = self.nodes.get(op)
         begins = flow.ways_in(op if node is None or node.op != "Exit" else op_of(node.input[0]))
         if node is not None and node.op == "Enter":

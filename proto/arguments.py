@@ -6,7 +6,7 @@ pydantic checks them, in its strict mode: "false" is no bool, True is no int. Wh
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, KeysView, Mapping
 from dataclasses import fields
 from typing import Any, ParamSpec, TypeVar, get_type_hints
 
@@ -23,7 +23,7 @@ _SHOWN = 80
 def checked(*names: str, error: type[Exception]) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorates a function: its arguments `names` are of their annotated types, or `error` is raised and nothing done.
 
-    A scalar of NumPy's is taken as Python's number.
+    A scalar of NumPy's is taken as Python's number, and a dict's keys as a tuple.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -82,6 +82,8 @@ def _title(function: Callable[..., Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A scalar of NumPy's as Python's; `proto` imports no NumPy, so it is told by what it has."""
+    """A scalar of NumPy's as Python's, keys as a tuple; `proto` imports no NumPy, so that is told by what it has."""
+    if isinstance(value, KeysView):
+        return tuple(value)
     is_scalar = type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item")
     return value.item() if is_scalar else value

@@ -184,7 +184,8 @@ class Cluster:
             environment = own | {
                 "AUTODIST_RESOURCE_SPEC": str(spec),
                 "AUTODIST_OUTPUT": "all",
-                "AUTODIST_HEARTBEAT_TIMEOUT": "60",  # Cases are not about it, and a busy machine stops now and then.
+                # Cases are not about it, and Python stands still while TensorFlow destroys an iterator: up to a minute.
+                "AUTODIST_HEARTBEAT_TIMEOUT": "120",
                 ADDRESS_VARIABLE: f"{host}:{port}",
                 AUTHKEY_VARIABLE: authkey.hex(),
                 "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),

@@ -131,8 +131,9 @@ def test_what_stands_for_the_type_is_taken(tmp_path: Path) -> None:
     file.write_text("nodes: [{address: 127.0.0.1}]")
     of_numpy: dict[str, Any] = {"seed": np.int64(3), "strict": np.bool_(False)}
     nodes: Any = [HERE]
+    taken: tuple[Any, ...] = (["x"], ("x",), {"x"}, frozenset("x"), {"x": 0}.keys(), None)
     for path in (file, str(file), None, ResourceSpec((HERE,)), ResourceSpec(nodes)):
         with AutoDist(path, **of_numpy) as autodist:
-            for names in (["x"], ("x",), {"x"}, frozenset("x"), None):
+            for names in taken:
                 autodist.function(lambda x: x, batched=names)
     assert NodeSpec("a", network_bandwidth=10).network_bandwidth == 10

@@ -227,6 +227,16 @@ def a_look_between_two_writes(s: State, x: tf.Tensor, ids: tf.Tensor, y: tf.Tens
     return loss, seen
 
 
+def a_decay_before_all(s: State, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    """Weights are written before the step reads them."""
+    s.a.assign(0.9 * s.a)
+    s.b.assign(tf.clip_by_value(s.b, -1.0, 1.0))
+    loss, (da, db) = s.layers(x, y)
+    s.a.assign_sub(0.1 * da)
+    s.b.assign_sub(0.1 * db)
+    return loss
+
+
 def projected_gradients(s: State, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
     """Each loses its part along another one's, of all weights together, laid out flat."""
     first, one = s.layers(x, y)
@@ -255,6 +265,7 @@ CASES: dict[Callable[..., Any], tuple[str, ...]] = {
     a_climb_and_back: ("a", "b"),
     two_epochs: ("a", "b", "count"),
     a_look_between_two_writes: ("a", "b"),
+    a_decay_before_all: ("a", "b"),
     projected_gradients: ("a", "b"),
 }
 """The steps, and the variables that they touch."""

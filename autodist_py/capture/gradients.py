@@ -81,7 +81,8 @@ class GradientRecorder:
         is_plain = all(target.dtype.is_floating and target.shape.is_fully_defined() for target in targets)
         if not is_plain or tf.compat.v1.get_default_graph() is not self._graph:
             return []
-        return [tf.ones(target.shape, target.dtype, name="seed") for target in targets]
+        with tf.name_scope("gradient"):
+            return [tf.ones(target.shape, target.dtype, name="seed") for target in targets]
 
     def _record(self, source: Any, gradient: Any, origin: Origin) -> Any:
         handle = self._graph_handle(source)

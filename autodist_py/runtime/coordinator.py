@@ -279,9 +279,8 @@ class Coordinator:
                 self._fail(rank, "ended its script", self._released[rank])
             elif reason:
                 self._miss(rank, "ended", reason)
-            elif rank in self._servers and exit_code > 0 and self._reports.stood_still:
-                gap = f"for {self._reports.stood_still:.0f} s, as a process that is stopped or on a sleeping machine"
-                self._fail(_CHIEF, "stood still", f"{gap}; meanwhile {self._names([rank])} gave it up for lost")
+            elif rank in self._servers and exit_code == 1 and self._reports.stood_still:
+                self._give_up_after_gap(rank)
             elif rank not in self._servers:
                 hint = "see its output above" if exit_code else "its script must reach AutoDist(...)"
                 self._miss(rank, "ended", f"{describe_exit(exit_code)}; {hint}")
@@ -410,6 +409,13 @@ class Coordinator:
         self._suspicion = _Suspicion(rank, what, time.monotonic() + STOPPING_SECONDS, asked, set(asked))
         self._settle()
         self._changed.notify_all()
+
+    def _give_up_after_gap(self, rank: int) -> None:
+        """A worker ended as one that lost its chief does, after this process stood still for as long as that takes."""
+        if self._goes_on_without(rank, "ended", f"{describe_exit(1)}; see its output above"):
+            return
+        gap = f"for {self._reports.stood_still:.0f} s, as a process that is stopped or on a sleeping machine"
+        self._fail(_CHIEF, "stood still", f"{gap}; meanwhile {self._names([rank])} gave it up for lost")
 
     def _settle(self) -> None:
         """A suspicion is the cause, when it is known what others wait in, or will not be known; else one that left."""

@@ -50,6 +50,8 @@ class Reports:
         """A worker has joined, or reports."""
         now = time.monotonic()
         last = self._last.get(rank)
+        if last is None:
+            self._checked = now  # Before, there was nothing to look for.
         is_same = last is not None and (last.waits.step, bool(last.waits.what)) == (waits.step, bool(waits.what))
         since, before = (now, -math.inf) if last is None else (last.since if is_same else now, last.seen)
         self._last[rank] = _Report(now, waits, since, before)
@@ -75,12 +77,16 @@ class Reports:
         self._checked = now
         if late > 0:
             self._last = {rank: last.later(late) for rank, last in self._last.items()}
-        if late > LEAST_SILENCE_SECONDS:
+        patience = min([self._heartbeat_timeout, *(last.waits.silence for last in self._last.values())])
+        if late > max(LEAST_SILENCE_SECONDS, patience - 2 * self.period):
             self._still = (late, now)
 
     @property
     def stood_still(self) -> float:
-        """For how many seconds this process itself did nothing, if that was just now; else 0. Catch up before."""
+        """For how many seconds this process did nothing, if just now, and as long as others' patience; else 0.
+
+        Catch up before.
+        """
         seconds, until = self._still
         return seconds if time.monotonic() - until < _RECENT_SECONDS else 0.0
 

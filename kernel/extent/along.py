@@ -191,6 +191,8 @@ def _on_axis(of: Callable[[Operands], frozenset[int] | None], *, linear: bool = 
 
     def rule(operands: Operands, reads: tuple[Along, ...]) -> Found:
         axes = of(operands)
+        if operands.node.op == "Cumsum" and tf.as_dtype(operands.node.attr["T"].type).is_integer:
+            return None  # A running sum of lengths says where ragged rows begin.
         if axes is None or len({read.axes for read in reads if read.axes}) > 1:
             return None
         if axes & reads[0].axes:

@@ -309,6 +309,11 @@ class _Part:
         several = {handle: writers & self.counted for handle, writers in self._writes.items() if len(writers) > 1}
         return {writer: handle for handle, writers in several.items() for writer in writers}
 
+    @cached_property
+    def before_given(self) -> set[str]:
+        """Its ops that one of its gradients waits for, as for weights that decay before the step reads them."""
+        return self.ops & self._view.ancestors(self.given)
+
     @property
     def rounds(self) -> set[int]:
         """The numbers of the exchanges in which it computes something."""
@@ -391,7 +396,7 @@ def _settled(
         raised = dict(least)
         for server, part in parts.items():
             first = min(part.round[op] for op in part.given)
-            raised |= {(server, op): max(part.round[op], first) for op in part.ops}
+            raised |= {(server, op): max(part.round[op], first) for op in part.ops - part.before_given}
             for seams in together:
                 last = max((part.round[seam] for seam in seams if seam in part.given), default=0)
                 raised |= {(server, seam): last for seam in seams if seam in part.given}

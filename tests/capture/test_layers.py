@@ -98,7 +98,6 @@ def by_largest(x: Any) -> Any:
 MIX: dict[str, tuple[Callable[[], Callable[[Any], Any]], Any]] = {
     "softmax over examples": (lambda: keras.layers.Softmax(axis=0), VECTORS),
     "norm over examples": (lambda: keras.layers.UnitNormalization(axis=0), VECTORS),
-    "batch normalization": (keras.layers.BatchNormalization, VECTORS),
     "an activation": (lambda: keras.layers.Dense(3, activation=by_largest), VECTORS),
     "an activation in a loop": (lambda: keras.layers.SimpleRNN(3, activation=by_largest), SEQUENCES),
     "a cell": (lambda: keras.layers.RNN(Centring()), SEQUENCES),
@@ -110,3 +109,8 @@ MIX: dict[str, tuple[Callable[[], Callable[[Any], Any]], Any]] = {
 def test_layers_that_may_mix_examples_are_named(name: str) -> None:
     make, x = MIX[name]
     assert item_of(make(), x).local_ops
+
+
+def test_batch_normalization_is_named_apart() -> None:
+    item = item_of(keras.layers.BatchNormalization(), VECTORS)
+    assert item.normalizing_ops and not item.local_ops

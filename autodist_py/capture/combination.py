@@ -494,20 +494,20 @@ class Combination:
 
     def _merged(self, reads: Sequence[str], extents: Sequence[Extent]) -> Extent:
         """What a Merge passes on: of a loop's, as far as it has been gone round."""
-        known = []
+        known: dict[str, Extent] = {}
         for tensor, extent in zip(reads, extents, strict=True):
             if self._graph.nodes[op_of(tensor)].op not in BACK_EDGE:
-                known.append(extent)
+                known[tensor] = extent
             elif op_of(tensor) in self._turned:
-                known.append(self._turned[op_of(tensor)])
-        alike = [tensor for tensor, extent in zip(reads, extents, strict=True) if extent is Extent.SAME]
-        return joined(known, begins_with_zero=all(self._is_zero(tensor) for tensor in alike))
+                known[tensor] = self._turned[op_of(tensor)]
+        alike = [tensor for tensor, extent in known.items() if extent is Extent.SAME]
+        return joined(known.values(), with_zeros=all(map(self._is_zero, alike)))
 
     def _is_zero(self, tensor: str) -> bool:
-        """Whether `tensor`, which a loop or branch is given, is known to be 0."""
+        """Whether `tensor`, which a loop or branch is given, or goes round with, is known to be 0."""
         node = self._graph.nodes[op_of(tensor)]
         if node.op in (*BACK_EDGE, "Enter", "Switch"):
-            return node.op in BACK_EDGE or self._is_zero(node.input[0])
+            return self._is_zero(node.input[0])
         value = self._constants.value(tensor)
         return value is not None and not value.any()
 

@@ -5,19 +5,19 @@ from collections.abc import Collection
 from autodist_py.kernel.extent.values import COUNT, MEAN, OTHER, ROWS, SAME, SHAPE, SUM, Extent
 
 
-def joined(extents: Collection[Extent], *, begins_with_zero: bool = False) -> Extent:
+def joined(extents: Collection[Extent], *, with_zeros: bool = False) -> Extent:
     """The extent of a value that is one of these on all replicas alike.
 
     Args:
         extents: what each of them is.
-        begins_with_zero: whether those that are the same everywhere are known to be 0, which is a sum, too.
+        with_zeros: whether those that are the same everywhere are known to be 0, which is a sum, too.
     """
     kinds = set(extents)
     if len(kinds) == 1 and kinds <= {SAME, ROWS, SUM, MEAN, COUNT, SHAPE}:
         return kinds.pop()
     if kinds == {SAME, MEAN}:
         return MEAN
-    if kinds <= {SUM, COUNT} or (begins_with_zero and kinds <= {SAME, SUM, COUNT}):
+    if kinds <= {SUM, COUNT} or (with_zeros and kinds <= {SAME, SUM, COUNT}):
         return SUM
     return OTHER
 

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from autodist_py import AutoDist, CaptureError
-from autodist_py.capture.assemble import table_initializers
+from autodist_py.capture.assemble import CaptureOptions, table_initializers
+from autodist_py.capture.graph import GraphScope, Signature
 from autodist_py.plan import inexact
 from autodist_py.proto.graph_item import GraphItem
 
@@ -130,6 +131,35 @@ def test_what_would_be_combined_in_a_branch_of_tensorflow_1_is_refused(control_f
             session.run(tf.compat.v1.global_variables_initializer())
             with pytest.raises(CaptureError, match="inside a branch or loop of TensorFlow 1's control flow"):
                 session.run([written, "train"], {x: X, often: True})
+
+
+def _constant(value: float) -> tf.Tensor:
+    return tf.constant(value, tf.float64)
+
+
+@pytest.mark.parametrize(
+    ("start", "turn", "reduction"),
+    [
+        (lambda x: [tf.reduce_sum(x)], lambda x, v: [v * 2.0], "sum"),
+        (lambda x: [tf.reduce_sum(x)], lambda x, v: [_constant(0.0)], "sum"),
+        (lambda x: [tf.reduce_sum(x)], lambda x, v: [_constant(5.0)], "same"),
+        (lambda x: [tf.reduce_sum(x), _constant(5.0)], lambda x, v, other: [other, other], "same"),
+        (lambda x: [_constant(0.0), _constant(0.0)], lambda x, v, other: [other, tf.reduce_sum(x)], "sum"),
+        (lambda x: [_constant(0.0), _constant(5.0)], lambda x, v, other: [other, tf.reduce_sum(x)], "same"),
+    ],
+    ids=["times 2", "0", "5", "5 of another", "0, then a sum of another", "5, then a sum, of another"],
+)
+def test_what_goes_round_a_loop_of_tensorflow_1_is_a_sum_only_if_it_is_after_each_turn(
+    start: Callable[..., Any], turn: Callable[..., Any], reduction: str, control_flow_v1: None
+) -> None:
+    """What is no sum after each turn is computed again, by a loop that is given what is combined."""
+    with tf.Graph().as_default() as graph:
+        scope = GraphScope(graph, CaptureOptions(), seed=None)
+        with scope.recording():
+            x = tf.compat.v1.placeholder(tf.float64, [None, 3], "x")
+            value = tf.while_loop(lambda i, *_: i < 3, lambda i, *v: (i + 1, *turn(x, *v)), (0, *start(x)))[1]
+    item = scope.cut(Signature((x.name,), (value.name,), ()), CaptureOptions())
+    assert [output.reduction for output in item.outputs] == [reduction]
 
 
 @pytest.mark.parametrize(

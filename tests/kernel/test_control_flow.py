@@ -114,7 +114,7 @@ def test_what_is_taken_from_a_stack_depends_on_what_was_put_there():
     ],
 )
 def test_one_of_several_values_is_what_all_of_them_are(extents: tuple[Extent, ...], zero: bool, whole: Extent):
-    assert joined(extents, begins_with_zero=zero) is whole
+    assert joined(extents, with_zeros=zero) is whole
 
 
 @pytest.mark.parametrize("taken", Extent)

@@ -241,7 +241,7 @@ def inexact(item: GraphItem) -> Iterator[str]:
             f"batch normalization ({some(item.normalizing_ops)}) normalizes each replica's part of the batch by "
             "itself; its averages are over all examples"
         )
-    if item.local_ops and not item.mixtures:
+    if item.local_ops:
         yield (
             f"it is not seen that {some(item.local_ops)} keep examples apart. Where they mix them, each "
             "replica mixes its own, so that results depend on the number of replicas; `autodist verify` tells whether "
@@ -254,7 +254,7 @@ def inexact(item: GraphItem) -> Iterator[str]:
             "once per replica; compute it apart from what the examples use, or take the mean over examples"
         )
     unknown = [gradient.variable for gradient in item.gradients if not gradient.reduction]
-    if unknown and not item.mixtures:
+    if unknown:
         yield (
             f"the loss whose gradients train {some(unknown)} is neither a sum nor a mean over examples, as far as its "
             f"graph shows; it is taken for a {item.loss_reduction}, as AutoDist(loss_reduction=...) says"

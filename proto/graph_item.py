@@ -191,8 +191,8 @@ class GraphItem:
         table_initializers: names of the ops, in the user's graph, that fill the lookup tables which are used.
         savers: serialized tensorflow.SaverDefs, of the savers in the user's graph.
         statistics: what else is combined over replicas, beside gradients and outputs.
-        local_ops: names of ops that mix examples and are computed of each replica's own ones (batch normalization,
-            in-batch negatives), so that what follows differs from one device.
+        local_ops: names of ops that may mix examples and are computed of each replica's own ones, so that what follows
+            may differ from one device; not those of batch normalization, or of losses that `mixtures` tells of.
         inseparable_ops: names of ops in the back-propagation of a sum where terms that depend on no example (a
             regularizer's) cannot be told apart from the others, so that they count once per replica.
         normalizing_ops: names of the ops of batch normalization, which are computed of each replica's own examples.

@@ -208,14 +208,13 @@ class Combination:
         """Whether anything differs between replicas."""
         return any(extent is not Extent.SAME for extents in self._extents.values() for extent in extents)
 
-    def reduction(self, tensors: Sequence[str], *, rows: str = "") -> str:
-        """How the sum of `tensors` combines examples: "mean", "sum" or, where it is not known, ""; `rows` for rows."""
-        kinds = {self._known_extent(tensor) for tensor in tensors}
-        if kinds and kinds <= {Extent.MEAN, Extent.SAME}:
-            return "mean"  # So is that of what depends on no example.
-        if kinds & _SUMS and kinds <= _SUMS | {Extent.SAME}:
-            return "sum"
-        return rows if kinds == {Extent.ROWS} else ""
+    def gradient_reduction(self, losses: Sequence[str]) -> str:
+        """How a gradient of all `losses` together combines examples: "mean", "sum" or, where it is not known, "".
+
+        Back-propagation adds up what has rows.
+        """
+        kinds = {self._known_extent(tensor) for tensor in losses}
+        return _reduction({Extent.SUM if kind in _OF_ROWS else kind for kind in kinds})
 
     def result_reduction(self, tensor: str) -> str:
         """What the result `tensor` does with examples."""
@@ -230,7 +229,8 @@ class Combination:
                 "their distinct elements; and a loss reads it, too, so that it is not computed again for all rows. "
                 "Return the mask, or the elements, and compute it outside of the step"
             )
-        return self.reduction((tensor,), rows="rows")
+        known = self._known_extent(tensor)
+        return "rows" if known is Extent.ROWS else _reduction({known})
 
     @cached_property
     def _differing(self) -> set[str]:
@@ -735,6 +735,13 @@ class Combination:
             ),
             block=self._blocks.get(op_of(reads[0])) if extents[0] is Extent.ROWS else None,
         )
+
+
+def _reduction(kinds: Set[Extent]) -> str:
+    """How the sum of what is of these kinds combines examples: "mean", "sum" or, where it is not known, ""."""
+    if kinds and kinds <= {Extent.MEAN, Extent.SAME}:
+        return "mean"  # So is that of what depends on no example.
+    return "sum" if kinds & _SUMS and kinds <= _SUMS | {Extent.SAME} else ""
 
 
 def _wanted(reads: Sequence[str], extents: Sequence[Extent]) -> list[_Read]:

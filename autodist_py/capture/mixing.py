@@ -42,6 +42,7 @@ class Mixing:
     Attributes:
         normalizing: ops of batch normalization that losses depend on.
         statistics: ops that mix examples for them alone.
+        mixed: ops that may mix examples, of losses that do and of nothing else, or computed from what does.
     """
 
     graph: GraphView
@@ -49,16 +50,17 @@ class Mixing:
     tensor_of: Callable[[str], tf.Tensor]
     normalizing: list[str] = field(default_factory=list, init=False)
     statistics: list[str] = field(default_factory=list, init=False)
+    mixed: list[str] = field(default_factory=list, init=False)
     _found: dict[str, Found] = field(default_factory=dict, init=False)
     _of_normalization: dict[str, bool] = field(default_factory=dict, init=False)
 
-    def told(self, gradients: Sequence[Gradient], losses: Sequence[Sequence[str]]) -> tuple[str, ...]:
-        """For each loss that mixes examples: by which ops, where they stand, and what trains by it."""
+    def told(self, gradients: Sequence[Gradient], losses: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
+        """The losses that mix examples: by which ops, where they stand, and what trains by it."""
         region = list(self.graph.dataflow_order(self.combination.loss_region))
         mixtures = {name: found for name in region if isinstance(found := self._visit(name), Mixture)}
         trained: dict[tuple[str, ...], list[str]] = {}
         for gradient, targets in zip(gradients, losses, strict=True):
-            trained.setdefault(tuple(targets), []).append(gradient.variable)
+            trained.setdefault(targets, []).append(gradient.variable)
         live = {targets: self._live(targets) for targets in trained}
         in_any = set[str]().union(*live.values())
         self.normalizing += [name for name in region if name in in_any and self._is_normalizing(name)]
@@ -66,12 +68,36 @@ class Mixing:
             self.statistics += [
                 name for name in self.combination.local if name in self.combination.loss_region - in_any
             ]
-        return tuple(
-            f"the loss {some(targets)}, which trains {some(variables)}, mixes the examples of a batch: "
-            + "; ".join(self._described(name, mixtures[name]) for name in own[:_TOLD])
-            for targets, variables in trained.items()
-            if (own := [name for name in mixtures if name in live[targets]])
+        mixing: dict[tuple[str, ...], list[str]] = {}
+        for targets in trained:
+            own = [self._described(name, mixtures[name]) for name in mixtures if name in live[targets]]
+            if reasons := own or self._unlike(targets):
+                mixing[targets] = reasons
+        seams = {op_of(tensor) for gradient in gradients for tensor in gradient.tensors}
+        only = set[str]().union(*(live[targets] for targets in mixing))
+        only -= set[str]().union(*(live[targets] for targets in trained.keys() - mixing.keys()))
+        only |= self.graph.dataflow_descendants(only & mixtures.keys(), blocked=seams)
+        self.mixed += [name for name in self.combination.local if name in only]
+        return {
+            targets: (
+                f"the loss {some(targets)}, which trains {some(trained[targets])}, mixes the examples of a batch: "
+                + "; ".join(reasons[:_TOLD])
+            )
+            for targets, reasons in mixing.items()
+        }
+
+    def _unlike(self, targets: Sequence[str]) -> list[str]:
+        """Of losses whose gradients are added up, those that are means where others are sums."""
+        known = {target: self._read(str(parse(target))) for target in targets}
+        varying = {target: found for target, found in known.items() if found is not None and not found.is_same}
+        means = [target for target, found in varying.items() if found.is_pooled and not found.adds]
+        sums = [target for target, found in varying.items() if found.adds or not found.pools]
+        if not means or not sums:
+            return []
+        reason = (
+            f"is a sum over examples, or of each example, and its gradient is added to that of {some(means)}, a mean"
         )
+        return [self._described(op_of(target), reason) for target in sums]
 
     def _is_normalizing(self, name: str) -> bool:
         """Whether the op is a batch normalization's, and mixes a replica's own examples."""

@@ -23,6 +23,7 @@ from autodist_py.capture.rows import Rows
 from autodist_py.capture.terms import Separation
 from autodist_py.capture.traced import Origin
 from autodist_py.kernel.graph_view import GraphView
+from autodist_py.kernel.names import op_of
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Statistic
 
@@ -53,14 +54,20 @@ def with_statistics(
     losses = [one.losses for one in origins]
     combination = Combination(item, whole, losses, tensor_of, batch, layer_calls)
     combination.make()
+    losses = _of_each(item.gradients, losses, whole)
     gradients = tuple(
-        replace(gradient, reduction=combination.reduction(targets, rows="sum"))
+        replace(gradient, reduction=combination.gradient_reduction(targets))
         for gradient, targets in zip(item.gradients, losses, strict=True)
     )
     if not combination.varies:
         return replace(item, gradients=gradients)
     mixing = Mixing(whole, combination, tensor_of)
     mixtures = mixing.told(item.gradients, losses)
+    gradients = tuple(  # As the user is told: see `plan.inexact`.
+        replace(gradient, reduction=item.loss_reduction) if targets in mixtures else gradient
+        for gradient, targets in zip(gradients, losses, strict=True)
+    )
+    told = {*mixing.normalizing, *mixing.statistics, *mixing.mixed}
     insertion = Insertion(graph, combination, tensor_of)
     for (op, index), reduction in combination.edges.items():
         if op in graph.nodes:
@@ -96,11 +103,22 @@ def with_statistics(
         gradients=tuple(synchronized),
         outputs=outputs,
         statistics=tuple(insertion.statistics),
-        local_ops=tuple(name for name in combination.local if name not in {*mixing.normalizing, *mixing.statistics}),
+        local_ops=tuple(name for name in combination.local if name not in told),
         normalizing_ops=tuple(mixing.normalizing),
-        mixtures=mixtures,
+        mixtures=tuple(mixtures.values()),
         inseparable_ops=tuple(separation.inseparable),
     )
+
+
+def _of_each(
+    gradients: Sequence[Gradient], losses: Sequence[tuple[str, ...]], whole: GraphView
+) -> list[tuple[str, ...]]:
+    """Of the losses that each gradient was asked for, those that depend on its variable."""
+    found = []
+    for gradient, targets in zip(gradients, losses, strict=True):
+        reached = whole.dataflow_descendants({gradient.variable} & whole.nodes.keys())
+        found.append(tuple(tensor for tensor in targets if op_of(tensor) in reached) or targets)
+    return found
 
 
 def _require_always_run(statistics: Iterable[Statistic], whole: GraphView) -> None:

@@ -13,6 +13,7 @@ import tf_keras
 from autodist_py import AutoDist
 from autodist_py.plan import inexact
 from autodist_py.proto.graph_item import GraphItem
+from autodist_py.testing import assert_equivalent
 
 ROWS, WIDTH = 6, 3
 X = np.random.default_rng(3).normal(size=(ROWS, 4))
@@ -20,8 +21,8 @@ Y = np.array([0, 1, 1, 0, 2, 1], np.int64)
 BANK = np.random.default_rng(4).normal(size=(5, WIDTH))
 WEIGHT = np.random.default_rng(5).normal(size=(4, WIDTH))
 
-Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-"""Of embeddings, a row for each example, and of labels."""
+Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor | list[tf.Tensor]]
+"""Of embeddings, a row for each example, and of labels; of several the gradients are added up."""
 
 
 def in_batch(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -75,6 +76,10 @@ MIXING: dict[str, tuple[Loss, str]] = {
     "the first one": (lambda z, y: tf.reduce_mean(z**2) + tf.reduce_sum(z[0] ** 2), "by their place in the batch"),
     "the first ones": (lambda z, y: tf.reduce_mean(z[:2] ** 2), "by their place in the batch"),
     "the largest": (lambda z, y: tf.reduce_sum(tf.reduce_max(z, axis=0)), "reduces all examples to one"),
+    "a mean and a sum, together": (
+        lambda z, y: [tf.reduce_mean(z**2), tf.reduce_sum(tf.cos(z))],
+        r"is a sum over examples.* its gradient is added to that of 'Mean:0', a mean",
+    ),
     "root of the mean": (lambda z, y: tf.sqrt(tf.reduce_mean(z**2)), "no sum or mean over examples"),
     "norm of all": (lambda z, y: tf.norm(z), "no sum or mean over examples"),
     "logarithm of a mean": (lambda z, y: tf.math.log(tf.reduce_mean(tf.exp(z))), "no sum or mean"),
@@ -120,6 +125,8 @@ def joined(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 EXACT: dict[str, Loss] = {
+    "a mean, and what is of no example": lambda z, y: [tf.reduce_mean(z**2), tf.reduce_sum(tf.constant(BANK) ** 2)],
+    "what each example has, and a sum": lambda z, y: [tf.reduce_sum(z**2, axis=1), tf.reduce_sum(tf.cos(z))],
     "a mean": lambda z, y: tf.reduce_mean(z**2),
     "a sum": lambda z, y: tf.reduce_sum(z**2),
     "cross entropy": lambda z, y: tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, z)),
@@ -228,6 +235,37 @@ def test_batch_normalization_is_told_apart(loss: Loss) -> None:
 def test_what_is_mixed_before_a_batch_normalization_is_named() -> None:
     (mixture,) = captured(lambda z, y: normalized(tf.matmul(z, z, transpose_b=True) @ z, y)).mixtures
     assert "pairs each example" in mixture
+
+
+def test_losses_that_are_asked_together_count_for_their_own_variables() -> None:
+    weights = [tf.Variable(WEIGHT), tf.Variable(WEIGHT)]
+
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            losses = [tf.reduce_mean(tf.matmul(x, weights[0]) ** 2), tf.reduce_sum(tf.matmul(x, weights[1]) ** 2)]
+        for weight, gradient in zip(weights, tape.gradient(losses, weights), strict=True):
+            weight.assign_sub(0.01 * gradient)
+
+    assert_equivalent(step, [(X[:rows],) for rows in (6, 5, 4)])
+
+
+def test_what_is_not_seen_of_another_loss_is_said_beside_a_mixture() -> None:
+    weights = [tf.Variable(WEIGHT, name="mixed"), tf.Variable(WEIGHT, name="unknown")]
+
+    def turned(z: tf.Tensor) -> tf.Tensor:
+        return tf.while_loop(lambda i, _: i < 2, lambda i, v: (i + 1, v * 2.0), (0, z))[1]
+
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape(persistent=True) as tape:
+            losses = [in_batch(tf.matmul(x, weights[0]), x), tf.reduce_mean(turned(tf.matmul(x, weights[1])))]
+        for weight, loss in zip(weights, losses, strict=True):
+            weight.assign_sub(0.01 * tape.gradient(loss, weight))
+
+    with AutoDist() as autodist:
+        mixture, local, unknown = inexact(autodist.function(step).captured(X).item)
+    assert "trains 'mixed', mixes" in mixture
+    assert local.startswith("it is not seen that 'while")
+    assert unknown.startswith("the loss whose gradients train 'unknown' is neither")
 
 
 @pytest.mark.parametrize("counts", [True, False], ids=["with a batch", "without"])

@@ -21,6 +21,8 @@ from autodist_py.proto.graph_item import Gradient
 
 _HALF = tf.float16
 """bfloat16 has the range of float32, so that in it nothing is infinite for being passed back by a replica."""
+_HOLDS_SHARES = frozenset({tf.float32, tf.float64})
+"""Types of seeds that may be a share of 1: a third of it, rounded to 11 bits, would be off by one in 4096."""
 _SUM = "AddN"
 _PASSES_ON = frozenset({"ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze", "Transpose"})
 """Op types whose result has the numbers of their first input."""
@@ -53,7 +55,14 @@ class HalfPrecision:
         for names, together in calls.items():
             seeds = [name for name in names if op_of(name) in self._graph.nodes]
             of_means = all(reduction_of(gradient) == "mean" for gradient in together)
-            if seeds and of_means and self._is_by_half(seeds, together) and self._are_for_these(seeds, together):
+            hold_shares = all(self._tensor_of(seed).dtype in _HOLDS_SHARES for seed in seeds)
+            if (
+                seeds
+                and of_means
+                and hold_shares
+                and self._is_by_half(seeds, together)
+                and self._are_for_these(seeds, together)
+            ):
                 for seed in seeds:
                     self._insertion.take_part(seed)
                 found.update(together)

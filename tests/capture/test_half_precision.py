@@ -68,6 +68,10 @@ def in_float32(x: tf.Tensor, trained: Weights) -> tf.Tensor:
     return tf.reduce_mean(errors(x, trained, tf.float32))
 
 
+def of_float16(x: tf.Tensor, trained: Weights) -> tf.Tensor:
+    return tf.cast(mean(x, trained), tf.float16)
+
+
 Loss = Callable[[tf.Tensor, Weights], tf.Tensor]
 
 
@@ -77,7 +81,8 @@ def scaling(loss_of: Loss) -> Callable[..., Any]:
 
     def step(x: tf.Tensor, scale: tf.Tensor) -> dict[str, Any]:
         with tf.GradientTape() as tape:
-            scaled = loss_of(x, trained) * scale
+            loss = loss_of(x, trained)
+            scaled = loss * tf.cast(scale, loss.dtype)
         finite, used = [], []
         for weight, gradient in zip(trained, tape.gradient(scaled, trained), strict=True):
             if gradient is None:
@@ -112,6 +117,24 @@ def item_of(loss_of: Loss) -> GraphItem:
     return capture(scaling(loss_of), tf.constant(X), tf.constant(1.0)).item
 
 
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda one: one.name)
+def test_shares_of_a_loss_in_half_precision_are_not_rounded(dtype: tf.DType) -> None:
+    """A third, rounded to 11 bits or fewer, would be seen where the rest of back-propagation is in float32."""
+    first, second = (tf.Variable(np.zeros([3, 1], np.float32)) for _ in range(2))
+    ones = np.ones([9, 3], np.float32)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            by_float16 = tf.cast(tf.cast(x @ second, tf.float16), tf.float32)
+            loss = tf.cast(tf.reduce_mean(x @ first + by_float16), dtype)
+        gradients = tape.gradient(loss, [first, second])
+        first.assign_sub(gradients[0])
+        second.assign_sub(gradients[1])
+        return gradients[0]
+
+    assert_equivalent(step, [(ones,), (2 * ones,), (3 * ones,)], replicas=3, tolerance=1e-6)
+
+
 def parts(item: GraphItem) -> list[str]:
     return [one.tensor for one in item.statistics if one.reduction == "part"]
 
@@ -123,7 +146,7 @@ def test_the_gradients_of_a_mean_by_float16_are_in_parts(loss_of: Loss) -> None:
     assert len(parts(item)) == 1
 
 
-@pytest.mark.parametrize("loss_of", [total, in_bfloat16, in_float32], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("loss_of", [total, in_bfloat16, in_float32, of_float16], ids=lambda one: one.__name__)
 def test_others_are_not(loss_of: Loss) -> None:
     item = item_of(loss_of)
     assert not any(one.in_parts for one in item.gradients)

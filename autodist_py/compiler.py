@@ -5,6 +5,7 @@ It owns the order of things between the workers: the same graph everywhere, the 
 
 import difflib
 import logging
+import re
 import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -44,6 +45,7 @@ from autodist_py.timeline import Timeline
 
 _log = logging.getLogger(__name__)
 
+_UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _WRITES_SECONDS = 60.0
 
 
@@ -367,9 +369,15 @@ def require_no_mixture(item: GraphItem, name: str) -> None:
 def run_together(item: GraphItem) -> GraphItem:
     """What of an item must be the same on every worker.
 
-    Not what one of them may run alone, such as a chief's saver, nor in which file the lines of its code stand.
+    Not what one of them may run alone, such as a chief's saver, nor in which file the lines of its code stand. Random
+    names (UUIDs, as TensorFlow gives lookup tables and some functions) are numbered as they come: each is a process's.
     """
-    return replace(item, savers=(), table_initializers=(), mixtures=())
+    numbers: dict[bytes, bytes] = {}
+
+    def numbered(found: re.Match[bytes]) -> bytes:  # As long as it was, so that the message stays one.
+        return numbers.setdefault(found[0], b"%036d" % len(numbers))
+
+    return replace(item, graph_def=_UUID.sub(numbered, item.graph_def), savers=(), table_initializers=(), mixtures=())
 
 
 def launches_text(program: CompiledProgram) -> str:

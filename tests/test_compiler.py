@@ -1,5 +1,6 @@
 """What all workers must agree on before they run a program together."""
 
+import uuid
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +33,22 @@ def test_a_saver_that_the_chief_alone_makes_is_no_other_graph():
     assert saving.fingerprint != item.fingerprint
     assert run_together(saving).fingerprint == run_together(item).fingerprint
     assert run_together(replace(item, run_ops=())).fingerprint != run_together(item).fingerprint
+
+
+def of_tables(*shared: str) -> Any:
+    graph = tf.compat.v1.GraphDef()
+    for index, name in enumerate(shared):
+        table = graph.node.add(name=f"table_{index}", op="HashTableV2")
+        table.attr["shared_name"].s = f"hash_table_{name}".encode()
+    return replace(programs.dense_and_sparse(), graph_def=graph.SerializeToString(deterministic=True))
+
+
+def test_random_names_that_each_process_gives_make_no_other_graph():
+    first, second, third, fourth = (str(uuid.uuid4()) for _ in range(4))
+    own = run_together(of_tables(first, second, first))
+    assert own.fingerprint == run_together(of_tables(third, fourth, third)).fingerprint
+    assert own.fingerprint != run_together(of_tables(third, fourth, fourth)).fingerprint  # Another table is another.
+    assert len(tf.compat.v1.GraphDef.FromString(own.graph_def).node) == 3
 
 
 def test_another_group_on_one_worker_is_named_before_anyone_waits():

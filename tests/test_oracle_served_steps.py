@@ -157,6 +157,16 @@ def a_count_that_is_read_late(s: State, x: tf.Tensor, ids: tf.Tensor, y: tf.Tens
     return loss, before
 
 
+def a_count_beside_new_weights(s: State, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
+    """One op reads the number before it is counted on, and weights after their update."""
+    loss, (da, db) = s.layers(x, y)
+    s.a.assign_sub(0.3 / (1.0 + s.count) * da)
+    s.b.assign_sub(0.3 / (1.0 + s.count) * db)
+    shown = tf.cond(s.count < 2.0, lambda: s.count * tf.reduce_sum(s.a), lambda: s.count + tf.reduce_sum(s.b))
+    s.count.assign_add(1.0)
+    return loss, shown
+
+
 def rows_that_are_returned(s: State, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> Any:
     loss, gradient = s.rows(ids, y)
     descend(s.table, gradient)
@@ -259,6 +269,7 @@ CASES: dict[Callable[..., Any], tuple[str, ...]] = {
     late_gradients: ("a", "b"),
     a_count_that_is_used_at_once: ("a", "b", "count"),
     a_count_that_is_read_late: ("a", "b", "count"),
+    a_count_beside_new_weights: ("a", "b", "count"),
     rows_that_are_returned: ("table",),
     a_target_that_follows_in_a_branch: ("a", "b", "sums", "count"),
     averages_in_a_branch: ("a", "b", "sums", "seen", "count"),

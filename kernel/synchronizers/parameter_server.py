@@ -185,6 +185,8 @@ class _Part:
         asked: for each op of `lookups`, the number of the exchange in which it is asked for.
         reads: for each op that writes what the server holds, what workers read of that before, after something
             that a server does: it writes in an exchange that they begin when they have read.
+        recounted: of `counted` those that write what is written several times, or read before by what waits for a
+            server; each with the variable.
     """
 
     def __init__(self, program: Program, division: Division, server: int):
@@ -206,6 +208,7 @@ class _Part:
         self.round: dict[str, int] = {}
         self.asked: dict[str, int] = {}
         self.reads: dict[str, frozenset[str]] = {}
+        self.recounted: dict[str, str] = {}
 
     def _lookups(self, handle: str) -> tuple[Lookup, ...]:
         gradients = (one for one in self._program.item.gradients if one.variable == handle)
@@ -284,6 +287,7 @@ class _Part:
         """
         graph = self._view.digraph
         is_together = self._program.strategy.pace.is_together
+        self._recount(late if is_together else set())
         for handle in sorted(self._held.union(self.recounted.values() if is_together else ())):
             users = self._users(handle) & late
             before: dict[str, set[str]] = {}
@@ -303,11 +307,11 @@ class _Part:
                         "after the update, or leave these options out"
                     )
 
-    @cached_property
-    def recounted(self) -> dict[str, str]:
-        """Of `counted` those that write what is written several times, and what that is."""
-        several = {handle: writers & self.counted for handle, writers in self._writes.items() if len(writers) > 1}
-        return {writer: handle for handle, writers in several.items() for writer in writers}
+    def _recount(self, late: set[str]) -> None:
+        for handle, writers in self._writes.items():
+            counted, users = writers & self.counted, self._users(handle) & late
+            if counted and (len(writers) > 1 or any(users & nx.ancestors(self._view.digraph, one) for one in counted)):
+                self.recounted |= dict.fromkeys(counted, handle)
 
     @cached_property
     def before_given(self) -> set[str]:

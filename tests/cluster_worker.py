@@ -22,6 +22,7 @@ _STACKS_SECONDS = 200.0
 def main() -> None:
     from autodist_py import AutoDist
 
+    faulthandler.enable()  # Else a crash is told by an exit code, which nobody is left to tell.
     # The first AutoDist joins the cluster; the later ones, which the cases make, use the same one.
     with AutoDist() as autodist:
         rank = autodist.rank
@@ -51,8 +52,7 @@ def settings_restored() -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(environment)
+        put_back(environment)
         if "keras" in sys.modules:
             import keras
 
@@ -63,6 +63,18 @@ def settings_restored() -> Iterator[None]:
 
             tf_keras.backend.set_floatx("float32")
             tf_keras.mixed_precision.set_global_policy(None)
+
+
+def put_back(environment: dict[str, str]) -> None:
+    """Undo what was changed of the environment, and touch nothing else.
+
+    TensorFlow's threads read it all the time, and a `getenv` beside a `putenv` or `unsetenv` may crash the process.
+    """
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    for name in environment:
+        if os.environ.get(name) != environment[name]:
+            os.environ[name] = environment[name]
 
 
 if __name__ == "__main__":

@@ -196,6 +196,20 @@ def branches() -> GraphTraining:
     return GraphTraining(feeds, train, [loss, constant])
 
 
+def skipped_update() -> GraphTraining:
+    """An update that every other step skips, by a rate that is counted after it."""
+    x, kinds, _ = feeds = _feeds()
+    kernel, count = _matrix("kernel", LENGTH * WIDTH, KINDS), _counter("count")
+    loss = tf.reduce_mean(_entropy(tf.reshape(x, [-1, LENGTH * WIDTH]) @ kernel, kinds))
+    (gradient,) = tf.gradients(loss, [kernel])
+    rate = 0.1 / (1.0 + count)
+    is_even = tf.equal(count % 2.0, 0.0)
+    update = tf.cond(is_even, lambda: tf.group(kernel.assign_sub(rate * gradient)), tf.no_op)
+    with tf.control_dependencies([update]):
+        train = count.assign_add(1.0)
+    return GraphTraining(feeds, train, [loss])
+
+
 def all_in_a_loop() -> GraphTraining:
     """In a loop: a loop in a branch, a lookup, a seed, a custom gradient, something shown, an order of effects."""
     x, kinds, _ = feeds = _feeds()
@@ -234,6 +248,7 @@ PROGRAMS: Mapping[str, Callable[[], GraphTraining]] = {
         exchanged,
         turns_by_the_batch,
         branches,
+        skipped_update,
         all_in_a_loop,
     )
 }

@@ -5,17 +5,22 @@ from typing import Any
 
 import pytest
 
+from autodist_py.strategy_builders.partitioned import PartitionedPS
 from tests.cluster_pool import ONE_DEVICE, THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, Cluster, same_on_all_workers
 from tests.loop_programs import PROGRAMS, behaviour_of_tensorflow_1, control_flow_of_tensorflow_1, sequences
 from tests.oracle import Values, compare_graph
 
-ON_TWO_WORKERS = {"AllReduce": "classifier", "PSLoadBalancing": "branches", "PartitionedPS": "all_in_a_loop"}
+ON_TWO_WORKERS = {"AllReduce": "classifier", "PSLoadBalancing": "skipped_update", "PartitionedPS": "all_in_a_loop"}
 STRATEGIES = tuple(ON_TWO_WORKERS)
 
 
+IN_SHARDS = PartitionedPS(min_shard_bytes=1)
+
+
 def train(program: str, strategy: str) -> Values:
+    builder = IN_SHARDS if (program, strategy) == ("all_in_a_loop", "PartitionedPS") else strategy
     with control_flow_of_tensorflow_1():
-        return compare_graph(PROGRAMS[program], sequences(), autodist={"strategy_builder": strategy})
+        return compare_graph(PROGRAMS[program], sequences(), autodist={"strategy_builder": builder})
 
 
 def _cases() -> Iterator[Any]:

@@ -165,10 +165,12 @@ class _Cutting:
             assign = tf.compat.v1.NodeDef(name=name, op="AssignVariableOp")
             # What the update itself reads comes before it without waiting for it to be said.
             earlier = set().union(*readers[: at + 1])
-            waits = [*(op for op in writers if op in written), *assigns[-1:], *sorted(earlier)]
-            assign.input.extend([variable.name, value, *(f"^{op}" for op in waits)])
+            assign.input.extend([variable.name, value])
             assign.attr["dtype"].type = tf.as_dtype(variable.dtype).as_datatype_enum
+            waits = [*(op for op in writers if op in written), *assigns[-1:], *sorted(earlier)]
             assigns.append(self._editor.add(assign))
+            for op in waits:
+                self._editor.wait(name, op)
             for op in sorted(readers[at + 1]):
                 self._editor.wait(op, name)
         return replace(variable, update_ops=tuple(assigns))

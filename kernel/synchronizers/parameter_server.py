@@ -200,7 +200,11 @@ class _Part:
         self.values: dict[str, None] = {}
         self.counted: set[str] = set()
         self.ops = self._moved - self._seams
-        self._close_over()
+        self._close_over(self.ops)
+        while ends := self._ends_of_branches():
+            self.ops |= ends
+            self._close_over(ends)
+        self._require_sent_in_each_step()
         self.given = self._seams | {op_of(value) for value in self.values}
         self.lookups: dict[str, Lookup] = {}
         if len(program.place.all_workers) > 1:
@@ -222,15 +226,15 @@ class _Part:
         held = tuple(sorted(self._held))
         return Service(self.server, tuple(self._exchanges(stays)), held, frozenset(self.counted))
 
-    def _close_over(self) -> None:
-        """Add what the moved ops are computed from: what the server can compute too is copied, the rest is sent."""
+    def _close_over(self, ops: Collection[str]) -> None:
+        """Add what these ops are computed from: what the server can compute too is copied, the rest is sent."""
         nodes, own = self._view.nodes, self._workers_own()
         kept = {handle for handle, writers in self._writes.items() if handle not in self._held and writers & own}
         kept |= self._division.held.keys() - self._held
         # What workers write before they have their gradients they do themselves.
         forward = self._view.ancestors(op_of(name) for seam in self._division.seams for name in nodes[seam].input)
         kept |= {handle for handle, writers in self._writes.items() if handle not in self._held and writers & forward}
-        pending = list(self.ops)
+        pending = list(ops)
         while pending:
             node = nodes[pending.pop()]
             for name in node.input:
@@ -253,6 +257,30 @@ class _Part:
                 else:
                     self.ops.add(op)
                     pending.append(op)
+
+    def _ends_of_branches(self) -> set[str]:
+        """What ends a branch of TensorFlow 1 of which the server runs an op, where another of its ops waits for that.
+
+        Who waited for the op itself would not run where the branch is not taken.
+        """
+        graph, predicates = self._view.digraph, self._view.control_flow.predicates
+        found: set[str] = set()
+        for op, others in waited_for(self._view, self.ops).items() if predicates else ():
+            for other in others - graph.pred[op].keys():
+                if predicates.get(other, frozenset()) - predicates.get(op, frozenset()):
+                    between = nx.descendants(graph, other) & nx.ancestors(graph, op)
+                    found |= between & self._view.control_flow.chosen.keys()
+        return found
+
+    def _require_sent_in_each_step(self) -> None:
+        flow = self._view.control_flow
+        for op in sorted(self._seams | {op_of(value) for value in self.values}):
+            if not flow.runs_once(op):
+                raise StrategyError(
+                    f"worker {self.server}, as a server, needs '{op}', which is computed in a branch or a loop of "
+                    "TensorFlow 1's control flow, so not once in each step. Compute it before the branch or the loop, "
+                    "call tf.compat.v1.enable_control_flow_v2() before the graph is built, or use AllReduce"
+                )
 
     def _workers_own(self) -> set[str]:
         """Ops whose results the server cannot compute by itself: others have them."""

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist_py.capture.assemble import CaptureOptions
+from autodist_py.capture.graph import GraphScope
 from autodist_py.kernel.device import Place, Replica
 from autodist_py.kernel.fragment import TensorSpec
 from autodist_py.kernel.names import captured_name, on_replica, op_of
@@ -20,6 +22,7 @@ from autodist_py.proto.strategy import Node, Strategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 from tests.capture import steps
 from tests.capture.steps import capture
+from tests.loop_programs import control_flow_of_tensorflow_1
 
 DEVICES = ("127.0.0.1:CPU:0", "127.0.0.2:CPU:0")
 
@@ -354,3 +357,21 @@ def test_half_precision_is_summed_in_single(dtype):
     messages = [parcel.pack([tf.constant([part], dtype)]) for part in parts]
     expected = tf.cast(sum(float(tf.constant(part, dtype)) for part in parts), dtype)
     assert parcel.unpack(parcel.join(messages))[0][0] == expected
+
+
+def branching(predicate):
+    """The item of a graph of TensorFlow 1 that updates where `predicate`, of the batch and the gradient, is so."""
+    scope = GraphScope(tf.Graph(), CaptureOptions(), seed=None)
+    with control_flow_of_tensorflow_1(), scope.graph.as_default(), scope.recording():
+        x = tf.compat.v1.placeholder(tf.float32, [None, 3], name="x")
+        weights = tf.compat.v1.get_variable("weights", [3], use_resource=True)
+        (gradient,) = tf.gradients(tf.reduce_mean(tf.linalg.matvec(x, weights)), [weights])
+        update = tf.cond(predicate(x, gradient), lambda: tf.group(weights.assign_sub(0.1 * gradient)), tf.no_op)
+        tf.group(update, name="train")
+    return scope.item(CaptureOptions())
+
+
+def test_what_a_worker_has_in_a_branch_of_tensorflow_1_only_is_not_sent_to_a_server():
+    compiled(branching(lambda x, gradient: tf.norm(gradient) < 1.0), (0,))
+    with pytest.raises(StrategyError, match=r"needs 'cond/.*', which is computed in a branch.*before the branch"):
+        compiled(branching(lambda x, gradient: tf.size(x) > 3), (0,))

@@ -268,8 +268,9 @@ class _Part:
         for op, others in waited_for(self._view, self.ops).items() if predicates else ():
             for other in others - graph.pred[op].keys():
                 if predicates.get(other, frozenset()) - predicates.get(op, frozenset()):
-                    between = nx.descendants(graph, other) & nx.ancestors(graph, op)
-                    found |= between & self._view.control_flow.chosen.keys()
+                    after: set[str] = nx.descendants(graph, other)
+                    before: set[str] = nx.ancestors(graph, op)
+                    found |= after & before & self._view.control_flow.chosen.keys()
         return found
 
     def _require_sent_in_each_step(self) -> None:
@@ -338,7 +339,8 @@ class _Part:
     def _recount(self, late: set[str]) -> None:
         for handle, writers in self._writes.items():
             counted, users = writers & self.counted, self._users(handle) & late
-            if counted and (len(writers) > 1 or any(users & nx.ancestors(self._view.digraph, one) for one in counted)):
+            before: set[str] = set().union(*(nx.ancestors(self._view.digraph, writer) for writer in counted))
+            if len(writers) > 1 or users & before:
                 self.recounted |= dict.fromkeys(counted, handle)
 
     @cached_property

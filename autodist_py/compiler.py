@@ -1,6 +1,7 @@
 """From a captured step to a program that runs on this worker: what all doors do after capture.
 
 It owns the order of things between the workers: the same graph everywhere, the chief's strategy and initial values.
+It is long, as each of these steps is what the next one agrees on with other workers.
 """
 
 import difflib

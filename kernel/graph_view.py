@@ -1,7 +1,7 @@
 """A graph as passes see it, immutable and indexed: producers, consumers, reachability, writers of variables.
 
 It owns knowledge about op types (which read a variable, which are sources of batches, which are random): tables, never
-substrings of an op's name.
+substrings of an op's name. It is long, as its indices are made of one another.
 """
 
 import copy

@@ -33,6 +33,18 @@ def compiled(optimizer: Any, make: Callable[[], keras.Model] = classifier, **opt
     return model
 
 
+def in_half_precision(library: Any) -> Any:
+    """A small model in mixed_float16, of Keras or of tf_keras; what it returns is of float32."""
+    library.backend.set_floatx("float32")
+    library.utils.set_random_seed(11)
+    layers = [
+        library.layers.Dense(5, activation="tanh", kernel_regularizer="l2", dtype="mixed_float16"),
+        library.layers.Dense(3, dtype="mixed_float16"),
+        library.layers.Activation("softmax", dtype="float32"),
+    ]
+    return library.Sequential(layers)
+
+
 def fitted(model: keras.Model, *data: Any, **options: Any) -> dict[str, Any]:
     keras.utils.set_random_seed(12)
     history = model.fit(*data, **{"epochs": 2, "verbose": 0, **options})

@@ -1,7 +1,7 @@
 """The equivalence contract beyond gradients: other writes, losses, and results, each as one device has them.
 
 Every case is a step with something in it that a naive data-parallel program gets wrong. Batches are uneven, and one of
-them leaves replicas without an example.
+them leaves replicas without an example. One module, though long: its clusters start once.
 """
 
 import random

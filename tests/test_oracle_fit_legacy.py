@@ -127,14 +127,7 @@ def overflowing() -> dict[str, Any]:
     """The loss scale begins far too large, and is doubled after two steps: gradients are infinite time and again."""
 
     def train() -> dict[str, Any]:
-        tf_keras.backend.set_floatx("float32")
-        tf_keras.utils.set_random_seed(11)
-        layers = [
-            tf_keras.layers.Dense(5, activation="tanh", kernel_regularizer="l2", dtype="mixed_float16"),
-            tf_keras.layers.Dense(3, dtype="mixed_float16"),
-            tf_keras.layers.Activation("softmax", dtype="float32"),
-        ]
-        model = tf_keras.Sequential(layers)
+        model = fit_oracle.in_half_precision(tf_keras)
         inner = tf_keras.optimizers.SGD(0.1, momentum=0.9)
         scaled = tf_keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=2.0**20, dynamic_growth_steps=2)
         model.compile(scaled, "sparse_categorical_crossentropy")

@@ -16,7 +16,7 @@ import tensorflow as tf
 from autodist_py import AutoDist
 from tests.cluster_pool import THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, CaseFailedError, Cluster
 from tests.cluster_pool import same_on_all_workers as same
-from tests.fit_oracle import TOLERANCE, WEIGHTS, X, Y, compare, compiled, fitted, named
+from tests.fit_oracle import TOLERANCE, WEIGHTS, X, Y, compare, compiled, fitted, in_half_precision, named
 from tests.oracle import assert_close
 
 pytestmark = pytest.mark.parametrize(
@@ -498,14 +498,7 @@ def overflowing(builder: str) -> dict[str, Any]:
     """The loss scale begins far too large, and is doubled after two steps: gradients are infinite time and again."""
 
     def train() -> dict[str, Any]:
-        keras.config.set_floatx("float32")
-        keras.utils.set_random_seed(11)
-        layers = [
-            keras.layers.Dense(5, activation="tanh", kernel_regularizer="l2", dtype="mixed_float16"),
-            keras.layers.Dense(3, dtype="mixed_float16"),
-            keras.layers.Activation("softmax", dtype="float32"),
-        ]
-        model = keras.Sequential(layers)
+        model = in_half_precision(keras)
         inner = keras.optimizers.SGD(0.1, momentum=0.9)
         scaled = keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**20, dynamic_growth_steps=2)
         model.compile(scaled, "sparse_categorical_crossentropy", jit_compile=False)

@@ -1,4 +1,7 @@
-"""Gradients of every kind that a step may compute, each against one device on the whole batch."""
+"""Gradients of every kind that a step may compute, each against one device on the whole batch.
+
+One module, though long: its clusters start once.
+"""
 
 from collections.abc import Callable
 from typing import Any

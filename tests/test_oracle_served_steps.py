@@ -1,4 +1,7 @@
-"""Steps that are hard to divide between workers and servers: equal to one device."""
+"""Steps that are hard to divide between workers and servers: equal to one device.
+
+One module, though long: its cluster starts once.
+"""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""The distributed session does what a `tf.compat.v1.Session` does, beside training."""
+"""The distributed session does what a `tf.compat.v1.Session` does, beside training.
+
+One module, though long: its clusters start once.
+"""
 
 from collections import namedtuple
 from collections.abc import Callable, Iterator

@@ -1,4 +1,7 @@
-"""What a step function does at its edges: arguments, results, state and other workers."""
+"""What a step function does at its edges: arguments, results, state and other workers.
+
+One module, though long: its clusters start once.
+"""
 
 import itertools
 import logging

@@ -1,4 +1,7 @@
-"""The function door: a TF2 step function -> GraphItem, with the user's own variables bound to it."""
+"""The function door: a TF2 step function -> GraphItem, with the user's own variables bound to it.
+
+It is long, as tracing, what a traced function may not be, and the binding of its variables read one another's values.
+"""
 
 import inspect
 import re

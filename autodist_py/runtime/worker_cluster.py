@@ -1,6 +1,7 @@
 """`WorkerCluster`: this process as one of several workers. It implements `cluster.Cluster`.
 
-It owns the life of the process in the run: joining, agreeing, failing with the one cause, leaving.
+It owns the life of the process in the run: joining, agreeing, failing with the one cause, leaving. It is long, as one
+lock and one cause are shared by all of these.
 """
 
 import logging

@@ -3,6 +3,7 @@
 Beside the extents, which say of a value what it is for the whole batch where that is known, these rules say of a value
 that it is *not* what one device has: each claims a mixture only where every value of the tensors would show it, but for
 chance. An op without a rule, or one that reads what is not known, is not known: nothing is claimed of it.
+It is long, as it is one table of rules.
 """
 
 from collections.abc import Callable, Mapping

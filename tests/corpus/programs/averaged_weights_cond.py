@@ -1,41 +1,21 @@
-"""Stochastic weight averaging beside an exponential one: both kept by hand, under a cyclic learning rate."""
+"""Stochastic weight averaging as one writes it with an `if`: a branch that writes the averages of several variables."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tests.corpus.data import batches, rng, tumours
 from tests.corpus.header import Header, Seen
+from tests.corpus.programs.averaged_weights import training
 
 HEADER = Header("optimization methods", "step function", sizes=(8, 5, 7, 3))
 
 
 def train(autodist: Any, header: Header) -> Iterator[Seen]:
-    initial = rng(27)
-    weights = [tf.Variable(initial.normal(size=(30, 1)) * 0.1, name="kernel"), tf.Variable(np.zeros(1), name="bias")]
-    swa = [tf.Variable(tf.zeros_like(weight), trainable=False) for weight in weights]
-    ema = [tf.Variable(weight.read_value(), trainable=False) for weight in weights]
-    count = tf.Variable(0, dtype=tf.int64, trainable=False)
-
-    @autodist.function
-    def step(x: tf.Tensor, y: tf.Tensor) -> dict[str, tf.Tensor]:
-        with tf.GradientTape() as tape:
-            logits = tf.matmul(x, weights[0]) + weights[1]
-            labels = tf.cast(y, x.dtype)[:, None]
-            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
-        gradients = tape.gradient(loss, weights)
-        rate = 0.2 - 0.05 * tf.cast(count % 3, x.dtype)
-        for weight, gradient, average in zip(weights, gradients, ema, strict=True):
-            weight.assign_sub(rate * gradient)
-            average.assign(0.95 * average + 0.05 * weight)
-        count.assign_add(1)
+    def average(weights: Sequence[tf.Variable], swa: Sequence[tf.Variable], count: tf.Variable) -> None:
         if count % 2 == 0:
-            models = tf.cast(count // 2, x.dtype)
-            for weight, average in zip(weights, swa, strict=True):
-                average.assign_add((weight - average) / models)
-        return {"loss": loss, "rate": rate}
+            models = tf.cast(count // 2, weights[0].dtype)
+            for weight, mean in zip(weights, swa, strict=True):
+                mean.assign_add((weight - mean) / models)
 
-    for batch in batches(header.sizes, *tumours()):
-        yield Seen(step(*batch), (weights, swa, ema, count))
+    return training(autodist, header, average)

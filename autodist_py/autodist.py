@@ -5,6 +5,7 @@ Over 400 lines, most of them what the docstrings of one public class tell the us
 
 import itertools
 import json
+import logging
 import os
 import weakref
 from collections import Counter
@@ -25,6 +26,7 @@ from autodist_py.capture.keras_steps import Workers
 from autodist_py.compiler import Compiler
 from autodist_py.dump import Dump
 from autodist_py.function import DistributedFunction, Program
+from autodist_py.kept_programs import Bound
 from autodist_py.kernel.analysis import gradient_types, op_types
 from autodist_py.kernel.program import Options
 from autodist_py.logs import show_logs
@@ -43,9 +45,11 @@ from autodist_py.runtime.seeds import share_seed
 from autodist_py.runtime.session import DistributedSession
 from autodist_py.runtime.session_programs import DistributedPrograms, OneDevicePrograms, SessionPrograms
 from autodist_py.saving.chief_writes import ChiefWrites
-from autodist_py.settings import Settings
+from autodist_py.settings import KEPT_PROGRAMS_VARIABLE, Settings
 from autodist_py.strategy_builders.base import StrategyBuilder, resolve_builder
 from autodist_py.tf_adapter import shapes_of_tensorflow_2, sharded
+
+_log = logging.getLogger(__name__)
 
 _CHOICES = {
     "batch": ("global", "local"),
@@ -141,7 +145,7 @@ class AutoDist:
         self._seed = self._cluster.seed if seed is None and self._cluster.num_workers > 1 else seed
         self._name = f"autodist-{next(self._numbers)}"
         given |= {"loss_reduction": str(stated), "sum_duplicates": str(sum_duplicates), "strict": str(strict)}
-        given |= {"seed": str(seed)}
+        given |= {"seed": str(seed), KEPT_PROGRAMS_VARIABLE: str(settings.kept_programs)}
         require_same_arguments(self._cluster.compare(f"{self._name}/arguments", json.dumps(given).encode()))
         share_seed(self._cluster, seed, key=f"{self._name}/seed")
         options = Options(
@@ -169,6 +173,7 @@ class AutoDist:
         self._function_numbers = itertools.count()
         self._scope: GraphScope | None = None
         self._session: DistributedSession | None = None
+        self._kept = Bound(settings.kept_programs, _log.warning if self._cluster.is_chief else _log.debug)
         self._closed = False
 
     @property
@@ -224,6 +229,7 @@ class AutoDist:
             options=self._capture_options,
             batched=batched,
             own=own,
+            kept=self._kept,
         )
         self._functions.add(step)
         return step
@@ -321,7 +327,7 @@ class AutoDist:
                 "this AutoDist has an open session already; close it first, or make another AutoDist for another graph"
             )
         with shapes_of_tensorflow_2():
-            self._session = DistributedSession(self._scope.graph, self._session_programs(self._scope))
+            self._session = DistributedSession(self._scope.graph, self._session_programs(self._scope), self._kept)
         return self._session
 
     @checked("step", error=CaptureError)

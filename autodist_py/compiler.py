@@ -20,6 +20,7 @@ from autodist_py.engines import Engine, automatic_engine, with_engine
 from autodist_py.kernel.analysis import PYTHON_OPS, using, writes_of_own_part
 from autodist_py.kernel.device import Place, resolve
 from autodist_py.kernel.graph_view import ITERATOR_NEXT, GraphView
+from autodist_py.kernel.own_state import own_state
 from autodist_py.kernel.pipeline import CompiledProgram, compile
 from autodist_py.kernel.printer import format_graph
 from autodist_py.kernel.program import Options
@@ -157,6 +158,7 @@ class Compiler:
             timeout=strategy.timeout_seconds,
             timeline=self._timeline if program.pace.is_together else None,
             times=self._times(program, name),
+            may_go=program.pace.is_together and not own_state(item),
         )
         if messages is not None and program.pace.is_together:
             weakref.finalize(step, messages.close)
@@ -210,6 +212,7 @@ class Compiler:
             written,
             self.served.homes,
             self.written_alone,
+            may_go=not own_state(item),
         )
 
     def place(self, strategy: Strategy) -> Place:

@@ -1,29 +1,42 @@
 """The step function that `@autodist.function` makes: one program per signature, found by what a call is given."""
 
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
+from autodist_py.capture.again import Trace
 from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.function import (
     Argument,
     CapturedFunction,
-    Result,
     Slot,
     argument_names,
     capture_function,
     step_signature,
 )
 from autodist_py.capture.user_code import fixed_size, line_of, made_by
+from autodist_py.kept_programs import Bound, KeptPrograms
 from autodist_py.proto.errors import AutoDistError, CaptureError
+from autodist_py.settings import KEPT_PROGRAMS_VARIABLE
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, tf.DType, type, Enum)
+"""Types of constants that a signature remembers by their values, at no cost."""
 
 
 class Program(Protocol):
-    """A compiled step: tensors in, a value for each output of the item out."""
+    """A compiled step: tensors in, a value for each output of the item out.
+
+    `goes_among` is as in `KeptPrograms.add`.
+    """
+
+    @property
+    def goes_among(self) -> str: ...
 
     def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]: ...
 
@@ -57,6 +70,15 @@ class Call:
         return any(t.shape.rank and not b for t, b in zip(self.tensors, self.batched, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A program, what it was made of, and the structure of its call, which keeps alive what the key knows by its id."""
+
+    program: Program
+    captured: CapturedFunction
+    structure: Any
+
+
 class DistributedFunction:
     """A step function, compiled for the cluster; called like the function it was made from.
 
@@ -73,6 +95,7 @@ class DistributedFunction:
         options: CaptureOptions,
         batched: Collection[str] | None,
         own: Collection[str] = (),
+        kept: Bound | None = None,
     ):
         """Distribute `function`.
 
@@ -83,6 +106,7 @@ class DistributedFunction:
             options: what the user said about the batch.
             batched: see `AutoDist.function`.
             own: names of the arguments that each worker has of its own, though the batch is the same for all.
+            kept: how many programs are kept; None: all.
         """
         self.python_function = function
         self.__doc__ = getattr(function, "__doc__", None)
@@ -95,9 +119,12 @@ class DistributedFunction:
         self._own = frozenset(own)
         self._signature = step_signature(function)
         self._bound: list[DistributedFunction] = []
-        self._programs: dict[tuple[Any, ...], tuple[Program, Result, Any]] = {}
+        self._kept = Bound(sys.maxsize, lambda said: None) if kept is None else kept
+        self._programs = KeptPrograms[tuple[Any, ...], _Made](f"'{self.__name__}'", self._kept, self._remember)
+        self._num_made = 0
+        self._let_go: dict[tuple[Any, ...], Trace] = {}
+        """What is remembered of those that were let go."""
         self._batched_before: dict[tuple[Any, ...], tuple[bool, ...]] = {}
-        self._traced: dict[tuple[Any, ...], tf.Graph] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step on the global batch; returns what one device would have returned.
@@ -111,33 +138,35 @@ class DistributedFunction:
                 f"'{self.__name__}' is a distributed step, which is captured by itself, and was called {self._where()}"
             )
         call = self._take_apart(*self._in_order(args, kwargs))
-        entry = self._programs.get(call.key)
-        if entry is not None:
-            program, result, _ = entry
+        made = self._programs.use(call.key)
+        if made is not None:
             try:
-                return result.pack(program.run(call.tensors))
+                return made.captured.result.pack(made.program.run(call.tensors))
             except tf.errors.InvalidArgumentError as error:
-                self._explain(call, error)
+                self._explain(call, error, made.captured.graph)
                 raise
+        traced: tf.Graph | None = None
         try:
-            program, result, _ = made = self._make(call)
-            values = program.run(call.tensors)
+            captured = self._captured_as_before(call)
+            traced = captured.graph
+            made = _Made(self._compile(f"{self._name}/{self._num_made}", captured), captured, call.structure)
+            values = made.program.run(call.tensors)
         except AutoDistError:
             raise
         except (tf.errors.InvalidArgumentError, ValueError) as error:
             if self._batched is None and call.has_other_sizes:
                 raise CaptureError(self._sizes_message(call, error)) from error
-            self._explain(call, error)
+            self._explain(call, error, traced)
             raise
         # Remembered only now: arguments that cannot be run together must not decide what the batch is.
-        self._programs[call.key] = made
+        self._num_made += 1
+        self._programs.add(call.key, made, made.program.goes_among if _is_plain(call.structure) else "")
         self._batched_before.setdefault(call.kind, call.batched)
-        return result.pack(values)
+        return captured.result.pack(values)
 
-    def _explain(self, call: Call, error: Exception) -> None:
+    def _explain(self, call: Call, error: Exception, graph: tf.Graph | None) -> None:
         """Let a failure on a replica's rows say at which of the user's lines, and what may have made it."""
         found = re.search(r"\{\{node AutoDist-Replica-\d+/([^}]+)\}\}", str(error))
-        graph = self._traced.get(call.key)
         op = None if found is None or graph is None else made_by(graph, found[1])
         if op is None or call.examples is None:
             return
@@ -199,6 +228,7 @@ class DistributedFunction:
                 name=f"{self._name}-{len(self._bound)}",
                 options=self._options,
                 batched=self._batched,
+                kept=self._kept,
             )
             self._bound.append(step)
             object.__setattr__(instance, name, step)
@@ -211,17 +241,31 @@ class DistributedFunction:
     def clear(self) -> None:
         """Let go of all programs, also of those of the methods that were made from this."""
         self._programs.clear()
-        self._traced.clear()
+        self._let_go.clear()
         self._batched_before.clear()
         for step in self._bound:
             step.clear()
 
-    def _make(self, call: Call) -> tuple[Program, Result, Any]:
+    def _remember(self, key: tuple[Any, ...], made: _Made) -> None:
+        """The program of that signature is let go."""
+        self._let_go[key] = Trace.of(made.captured)
+
+    def _captured_as_before(self, call: Call) -> CapturedFunction:
+        """The step as it is captured now, which is as it was when its program was let go, if one was.
+
+        Raises:
+            CaptureError: it is another; on one device it would still be what it was.
+        """
         captured = self._capture(call)
-        if captured.graph is not None:
-            self._traced[call.key] = captured.graph
-        program = self._compile(f"{self._name}/{len(self._programs)}", captured)
-        return program, captured.result, call.structure  # the structure keeps alive what the key knows by its id
+        before = self._let_go.get(call.key)
+        other = "" if before is None else before.other_than(captured)
+        if other:
+            raise CaptureError(
+                f"'{self.__name__}' was traced again, as the program of this signature was let go, and {other} is "
+                "another than before. Do not let a step depend on Python values that change, but on arguments or "
+                f"variables; or set {KEPT_PROGRAMS_VARIABLE}, now {self._kept.most}, to as many signatures as there are"
+            )
+        return captured
 
     def _capture(self, call: Call) -> CapturedFunction:
         arguments = [
@@ -314,6 +358,11 @@ class DistributedFunction:
                 f"array arguments are {', '.join(dict.fromkeys(parameters)) or 'none'}"
             )
         return tuple(parameter in (self._batched or ()) for parameter in parameters)
+
+
+def _is_plain(structure: Any) -> bool:
+    """Whether all that is no tensor in it is known by its value, for ever, and takes no memory to speak of."""
+    return all(isinstance(leaf, (Slot, *_PLAIN)) for leaf in tf.nest.flatten(structure))
 
 
 def _constant_key(value: Any) -> Any:

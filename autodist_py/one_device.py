@@ -14,6 +14,9 @@ from autodist_py.capture.function import CapturedFunction
 class OneDeviceStep:
     """A captured step, run as a tf.function."""
 
+    goes_among = ""
+    """No other programs: the run ends after a few steps."""
+
     def __init__(self, captured: CapturedFunction):
         self._step = tf.function(captured.user_step, reduce_retracing=True)
         self._result = captured.result

@@ -36,11 +36,14 @@ class StepProgram:
         timeout: float = 0.0,
         timeline: Timeline | None = None,
         times: StepTimes | None = None,
+        may_go: bool = False,
     ):
         """A program whose collectives are `launches`, in their order, in which a step waits so long for others.
 
-        One of no launches is none of all workers together, as far as waiting is concerned.
+        One of no launches is none of all workers together, as far as waiting is concerned. It `may_go` if it keeps
+        nothing, and all workers run it in the same steps.
         """
+        self.goes_among = "those of all workers" if may_go else ""
         self._executor = executor
         self._copies = copies
         self._messages = messages
@@ -114,8 +117,14 @@ class AloneProgram:
         written: Mapping[str, tf.Variable],
         homes: Homes,
         on_written: Callable[[Mapping[str, tf.Variable]], None],
+        *,
+        may_go: bool = False,
     ):
-        """It reads `variables`, and writes `written`, of which `on_written` is told after each run."""
+        """It reads `variables`, and writes `written`, of which `on_written` is told after each run.
+
+        It `may_go` if it keeps nothing.
+        """
+        self.goes_among = "this worker's own" if may_go else ""
         self._executor = executor
         self._variables = list(variables.values())
         self._written, self._on_written = written, on_written

@@ -69,6 +69,9 @@ class _Program(Protocol):
 class RecordedProgram:
     """A program that trains, and whose steps are recorded."""
 
+    goes_among = ""
+    """No other programs: the run ends after a few steps."""
+
     def __init__(
         self,
         program: _Program,

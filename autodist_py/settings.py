@@ -34,6 +34,7 @@ PLAN_DIR_VARIABLE = "AUTODIST_PLAN_DIR"
 RECORD_DIR_VARIABLE = "AUTODIST_RECORD_DIR"
 RECORD_STEPS_VARIABLE = "AUTODIST_RECORD_STEPS"
 RECORDED_RUN_VARIABLE = "AUTODIST_RECORDED_RUN"
+KEPT_PROGRAMS_VARIABLE = "AUTODIST_KEPT_PROGRAMS"
 
 WORKER_VARIABLES = (RANK_VARIABLE, COORDINATOR_VARIABLE, WORKER_OUTPUT_VARIABLE)
 """What belongs to one process of one run, and must not be inherited by another run."""
@@ -69,6 +70,7 @@ class Settings:
     `output` is what is shown of the other workers' lines.
     `server_port` is the TensorFlow server's port on rank 0, and rank r takes `server_port + r`; 0 means any free one.
     `checked_steps` is for how many steps the workers compare what they are given, with `batch="global"`.
+    `kept_programs` is how many programs of one step, or session, are kept: one for each signature of its calls.
     `seed` is that of random numbers where the script gives none.
     `strategy` is the strategy builder, whatever the script says.
     `plan_dir` is where the plan of the first program that trains is written; the script ends then.
@@ -103,6 +105,7 @@ class Settings:
     launch: str = "auto"
     timeline: Path | None = None
     output: str = "brief"
+    kept_programs: int = 100
 
     def __post_init__(self) -> None:
         if (self.rank is None) != (self.coordinator is None):
@@ -150,6 +153,7 @@ class Settings:
             record_dir=_path(given, RECORD_DIR_VARIABLE),
             record_steps=_integer(given, RECORD_STEPS_VARIABLE, defaults.record_steps, most=2**31 - 1) or 1,
             recorded_run=_choice(given, RECORDED_RUN_VARIABLE, RECORDED_RUNS, defaults.recorded_run),
+            kept_programs=_integer(given, KEPT_PROGRAMS_VARIABLE, None, most=2**31 - 1) or defaults.kept_programs,
         )
 
 

@@ -116,6 +116,8 @@ def assert_equivalent(
 class _Replicas:
     """A captured step as several replicas on this process's CPU."""
 
+    goes_among = ""
+
     def __init__(self, captured: CapturedFunction, count: int, name: str):
         resources = ResourceSpec((NodeSpec("127.0.0.1", cpus=tuple(range(count))),))
         strategy = build_strategy(AllReduce(), captured.item, resources)

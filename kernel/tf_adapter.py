@@ -67,3 +67,11 @@ def output_type(node: tf.compat.v1.NodeDef, index: int) -> tf.DType:
 def is_stateful(node: tf.compat.v1.NodeDef) -> bool:
     """Whether the op does something, or depends on something, beside what it reads and returns."""
     return bool(op_def_registry.get(node.op).is_stateful)
+
+
+def keeps_state(op_type: str) -> bool:
+    """Whether an op of that type may keep something itself from run to run: not in a resource that it is given."""
+    definition = op_def_registry.get(op_type)
+    if definition is None:
+        return True
+    return definition.is_stateful and all(each.type != tf.resource.as_datatype_enum for each in definition.input_arg)

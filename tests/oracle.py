@@ -5,8 +5,9 @@ TensorFlow on one device, the other as autodist_py compiled it. Every variable, 
 returned value is compared after each step. It runs on every worker of a cluster (`tests/cluster_pool.py`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py import AutoDist
+from autodist_py.settings import KEPT_PROGRAMS_VARIABLE
 
 EXACT = 1e-9
 """Relative, for float64: room for reassociation, none for a mistake."""
@@ -236,3 +238,13 @@ def _require_training(initial: Values, final: Values) -> None:
     """An oracle that trains nothing proves nothing."""
     changed = [n for n, v in final.items() if v.ndim and v.dtype.kind == "f" and not np.array_equal(v, initial[n])]
     assert changed, "on one device, no variable changed"
+
+
+@contextmanager
+def kept_programs(most: int) -> Iterator[None]:
+    """An AutoDist that is made in here keeps so many programs of a step, or session."""
+    os.environ[KEPT_PROGRAMS_VARIABLE] = str(most)
+    try:
+        yield
+    finally:
+        del os.environ[KEPT_PROGRAMS_VARIABLE]

@@ -3,6 +3,7 @@
 One module, though long: its clusters start once.
 """
 
+import gc
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,10 +17,11 @@ import tensorflow as tf
 import tf_keras
 
 from autodist_py import AutoDist, CaptureError, SessionError
+from autodist_py.programs import AloneProgram, StepProgram
 from autodist_py.strategy_builders.base import StrategyBuilder
 from tests.cluster_pool import TWO_REPLICAS, TWO_WORKERS, UNEVEN_WORKERS, Cluster
 from tests.cluster_pool import same_on_all_workers as same
-from tests.oracle import GraphTraining, Values, assert_close, compare_graph, session_values
+from tests.oracle import GraphTraining, Values, assert_close, compare_graph, kept_programs, session_values
 from tests.oracle_programs import batches, graph_weights, initial_values, placeholders, predict, squared_error
 
 pytestmark = pytest.mark.parametrize(
@@ -188,6 +190,25 @@ def evaluate_alone(builder: StrategyBuilder | None = None) -> Values:
 
 def test_one_worker_may_evaluate_by_itself(cluster: Cluster):
     same(cluster.run(evaluate_alone))
+
+
+def keep_few_programs() -> Values:
+    """Each worker lets go of other programs of its own, and all of the same ones that train."""
+    with kept_programs(2), sessions() as both:
+        both.step(0)
+        for number in range(1, 4):
+            for wanted in (["loss:0"], ["predictions:0"], ["predictions:0", "loss:0"])[both.autodist.rank :]:
+                for actual, expected in zip(*both.run(wanted, number), strict=True):
+                    assert_close(actual, expected, "evaluated")
+            for wanted in (["train"], ["loss:0", "train"], ["predictions:0", "train"]):
+                both.run(wanted, number)
+        gc.collect()
+        assert sum(isinstance(each, StepProgram | AloneProgram) for each in gc.get_objects()) <= 4
+        return both.compare("at the end")
+
+
+def test_programs_that_are_not_used_are_let_go_and_made_again(cluster: Cluster):
+    same(cluster.run(keep_few_programs))
 
 
 def callables() -> Values:

@@ -3,9 +3,12 @@
 One module, though long: its clusters start once.
 """
 
+import functools
+import gc
 import itertools
 import logging
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,9 @@ import pytest
 import tensorflow as tf
 
 from autodist_py import AutoDist, AutoDistError, CaptureError, ClusterError
+from autodist_py.programs import StepProgram
 from tests.cluster_pool import TWO_REPLICAS, TWO_WORKERS, Cluster
-from tests.oracle import assert_close
+from tests.oracle import assert_close, kept_programs
 
 pytestmark = pytest.mark.parametrize(
     "cluster", [TWO_REPLICAS, TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
@@ -476,6 +480,76 @@ def a_failure_on_a_replicas_rows_says_what_may_have_made_it() -> None:
     assert "autodist.function(batched=[...])" in said
 
 
+def weights_after(signatures: Sequence[int], *, most: int, **options: Any) -> np.ndarray:
+    """After a step for each signature, of which no more than `most` have a program at any time."""
+    model = Regression()
+    with kept_programs(most), AutoDist(**options) as autodist:
+        step = autodist.function(lambda x, y: model.step(tf.reduce_mean(x, 1), y))
+        alive: weakref.WeakSet[StepProgram] = weakref.WeakSet()
+        for number, columns in enumerate(signatures):
+            x = X[:, None] * np.linspace(0.5, 1 + 0.1 * number, columns)[:, None]
+            step(x, Y)
+            gc.collect()
+            alive.update(each for each in gc.get_objects() if isinstance(each, StepProgram))
+            assert len(alive) <= most
+    return model.weight.numpy()
+
+
+def a_program_that_was_let_go_is_compiled_again_and_goes_on() -> None:
+    signatures = (1, 2, 3, 1, 1, 2, 3)
+    for builder in ("AllReduce", "PS", "AllReduce(compressor='PowerSGDCompressor')", "PartitionedPS"):
+        options = {"strategy_builder": builder}
+        few, all_ = (weights_after(signatures, most=most, **options) for most in (2, 9))
+        assert_close(few, all_, builder)
+
+
+def a_program_that_draws_numbers_by_itself_is_not_let_go() -> None:
+    model = Regression()
+
+    def train(x: tf.Tensor) -> tf.Tensor:
+        model.step(x[:, :3], x[:, 0])
+        return draw(x)
+
+    def draw(x: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(x) * 0.0 + tf.random.uniform([], dtype=tf.float64)
+
+    def drawn(step: Callable[..., Any], most: int) -> list[float]:
+        tf.random.set_seed(7)
+        with kept_programs(most), AutoDist() as autodist:
+            run = autodist.function(step)
+            return [float(run(np.ones([4, columns]))) for columns in (3, 4, 3, 4, 3)]
+
+    for step in (train, draw):
+        few = drawn(step, 1)
+        assert few == drawn(step, 9)
+        assert len(set(few[::2])) == 3
+
+
+def workers_that_step_by_themselves_let_go_of_nothing() -> None:
+    model = Regression()
+    with kept_programs(1), AutoDist(strategy_builder="PS(sync=False)") as autodist:
+        step = autodist.function(lambda x, y: model.step(tf.reduce_mean(x, 1), y))
+        for columns in (1, 2, *((1, 2) if autodist.is_chief else (2, 1))):
+            step(X[:, None] * np.ones([columns, 1]), Y)
+
+
+def a_step_that_is_another_when_it_is_traced_again_is_refused() -> None:
+    for what, change in (("its graph", "rate"), ("the tensor '.*' that it closes over", "tensor"), ("variable", "w")):
+        uses: dict[str, Any] = {"rate": 0.1, "tensor": tf.fill([9999], 0.1), "w": Regression()}
+
+        def step(x: tf.Tensor, y: tf.Tensor, uses: dict[str, Any]) -> tf.Tensor:
+            return uses["w"].step(tf.reduce_mean(x, 1), y, rate=uses["rate"]) * tf.cast(uses["tensor"][0], tf.float64)
+
+        with kept_programs(1), AutoDist() as autodist:
+            run = autodist.function(functools.partial(step, uses=uses))
+            for columns in (1, 2, 1):
+                run(X[:, None] * np.ones([columns, 1]), Y)
+            uses[change] = {"rate": 0.2, "tensor": tf.fill([9999], 0.2), "w": Regression()}[change]
+            run(X[:, None] * np.ones([3, 1]), Y)
+            with pytest.raises(CaptureError, match=f"let go, and {what} .*AUTODIST_KEPT_PROGRAMS, now 1"):
+                run(X[:, None] * np.ones([2, 1]), Y)
+
+
 def an_operation_is_run_and_returned_as_nothing() -> None:
     """As a session returns it; a plain tf.function cannot return one."""
 
@@ -520,6 +594,10 @@ CASES = [
     iterators_that_differ_between_workers_are_found,
     an_iterator_without_an_unknown_batch_dimension_is_refused,
     a_loss_that_cannot_be_followed_is_warned_of_by_the_chief,
+    a_program_that_was_let_go_is_compiled_again_and_goes_on,
+    a_program_that_draws_numbers_by_itself_is_not_let_go,
+    workers_that_step_by_themselves_let_go_of_nothing,
+    a_step_that_is_another_when_it_is_traced_again_is_refused,
     the_chief_may_evaluate_alone,
     each_worker_by_itself_must_not_write_state_from_its_part,
 ]

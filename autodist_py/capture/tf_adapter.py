@@ -22,6 +22,12 @@ from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 class StepGraph(func_graph_module.FuncGraph):
     """The graph that a step is traced into."""
 
+    def capture(self, tensor: Any, name: str | None = None, shape: Any = None) -> Any:
+        """As TensorFlow's, which names what is made eagerly by how much the process has made before."""
+        if name is None and not tf.is_symbolic_tensor(tensor):
+            name = "captured"
+        return super().capture(tensor, name, shape)
+
 
 BaseVariable = variable_ops.BaseResourceVariable
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from autodist_py import tf_adapter
 from autodist_py.capture.graph import Signature
+from autodist_py.kept_programs import Bound, KeptPrograms
 from autodist_py.proto.arguments import checked
 from autodist_py.proto.errors import SessionError
 from autodist_py.runtime.session_programs import Program, SessionPrograms
@@ -22,11 +23,11 @@ class DistributedSession(tf_adapter.SessionInterface):
     predictions, a variable) is done by this worker alone, on the whole of what it is fed.
     """
 
-    def __init__(self, graph: tf.Graph, programs: SessionPrograms):
-        """Run parts of `graph`, the user's, with what `programs` makes of them."""
+    def __init__(self, graph: tf.Graph, programs: SessionPrograms, kept: Bound):
+        """Run parts of `graph`, the user's, with what `programs` makes of them, of which so many are `kept`."""
         self._graph = graph
         self._source = programs
-        self._programs: dict[Signature, Program] = {}
+        self._programs = KeptPrograms[Signature, Program]("the session", kept)
         self.closed = False
 
     @property
@@ -71,10 +72,11 @@ class DistributedSession(tf_adapter.SessionInterface):
             fetches=tuple(dict.fromkeys(wanted)),
             targets=tuple(op.name for op in handler.targets()),
         )
-        program = self._programs.get(signature)
+        program = self._programs.use(signature)
         if program is None:
             with tf_adapter.eagerly(), tf_adapter.shapes_of_tensorflow_2():
-                program = self._programs[signature] = self._source.make(signature, list(feeds.values()))
+                program = self._source.make(signature, list(feeds.values()))
+                self._programs.add(signature, program, program.goes_among)
         with tf_adapter.eagerly(), tf_adapter.run_metadata(run_metadata):
             values = dict(zip(signature.fetches, program.run(list(feeds.values())), strict=True))
         return handler.build_results(self, [_plain(values[name]) for name in wanted])

@@ -24,7 +24,13 @@ _OPTIMIZES = ("ResourceApply", "ResourceSparseApply")
 
 
 class Program(Protocol):
-    """Tensors in, in the order of the signature's feeds; a value for each of its fetches out."""
+    """Tensors in, in the order of the signature's feeds; a value for each of its fetches out.
+
+    `goes_among` is as in `KeptPrograms.add`.
+    """
+
+    @property
+    def goes_among(self) -> str: ...
 
     def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]: ...
 
@@ -150,6 +156,7 @@ class _SessionStep:
 
     def __init__(self, step: StepProgram, variables: Mapping[str, tf.Variable], compiler: Compiler):
         self._step = step
+        self.goes_among = step.goes_among
         self._variables = variables
         self._compiler = compiler
 
@@ -187,6 +194,9 @@ class OneDevicePrograms:
 
 class _SessionRun:
     """One signature, run by TensorFlow's session."""
+
+    goes_among = ""
+    """No other programs: the session keeps what it needs of each."""
 
     def __init__(self, session: tf.compat.v1.Session, signature: Signature):
         self._session, self._signature = session, signature

@@ -135,3 +135,17 @@ def test_a_canonical_graph_computes_what_the_graph_did():
         with tf.compat.v1.Session(graph=imported) as session:
             values.append([float(session.run("result:0", {"x:0": start})) for start in (0.5, 1.0, 4.0)])
     assert values[0] == values[1]
+
+
+def test_what_the_process_has_made_before_names_nothing_that_a_step_closes_over():
+    large, handle = tf.fill([9999], 0.5), tf.raw_ops.SummaryWriter()
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        tf.raw_ops.FlushSummaryWriter(writer=handle)
+        return tf.reduce_sum(x) * large[0]
+
+    first = steps.capture(step, steps.batch())
+    tf.constant([1.0, 2.0]) + 1.0
+    again = steps.capture(step, steps.batch())
+    assert len(again.state) == 2
+    assert first.item.fingerprint == again.item.fingerprint

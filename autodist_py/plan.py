@@ -17,7 +17,7 @@ from autodist_py.engines import automatic_engine, has_automatic
 from autodist_py.proto.compressors import Compressor, NoneCompressor
 from autodist_py.proto.dtypes import ITEM_SIZES
 from autodist_py.proto.errors import AutoDistError, StrategyError
-from autodist_py.proto.graph_item import GraphItem, Variable
+from autodist_py.proto.graph_item import GraphItem, Output, Variable
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Node, Strategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
@@ -259,6 +259,18 @@ def inexact(item: GraphItem) -> Iterator[str]:
             f"the loss whose gradients train {some(unknown)} is neither a sum nor a mean over examples, as far as its "
             f"graph shows; it is taken for a {item.loss_reduction}, as AutoDist(loss_reduction=...) says"
         )
+    results = [output.tensor for output in item.outputs if not output.reduction and _is_combined(output)]
+    if results:
+        yield (
+            f"it is not seen what the results {some(results)} are for the whole batch. A float of fixed shape is "
+            "combined over replicas as AutoDist(fetch_reduction=...) says, and what begins with the batch is joined. "
+            "Return what they are made from, or compute them from that outside of the step"
+        )
+
+
+def _is_combined(output: Output) -> bool:
+    """Whether a result that is not known is returned all the same: others are refused."""
+    return "float" in output.dtype or bool(output.shape and output.shape[0] is None)
 
 
 # -- A script that is planned -----------------------------------------------------------------------------------------

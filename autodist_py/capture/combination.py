@@ -230,7 +230,13 @@ class Combination:
                 "Return the mask, or the elements, and compute it outside of the step"
             )
         known = self._known_extent(tensor)
+        if known is Extent.OTHER and op_of(tensor) not in self._of_examples:
+            return "same"  # It is drawn: the first replica's is one device's.
         return "rows" if known is Extent.ROWS else _reduction({known})
+
+    @cached_property
+    def _of_examples(self) -> set[str]:
+        return self._graph.dataflow_descendants(self._sources - self._random, blocked=self._seams)
 
     @cached_property
     def _differing(self) -> set[str]:
@@ -337,7 +343,7 @@ class Combination:
 
     def reduction_again(self, tensor: str) -> str:
         """How `tensor` is combined before something is computed again from it; "": it is the same everywhere."""
-        extent = self._extent(tensor)
+        extent = self._taken_for(tensor)
         return "" if extent is Extent.SAME else _REDUCTIONS[extent]
 
     def _evaluate(self) -> None:
@@ -407,10 +413,12 @@ class Combination:
         combined = self._of_losses.get(str(parse(tensor))) if reader in self._trains else None
         if combined is not None:
             return Extent.COUNT if combined == "share" else Extent.SAME
+        return self._extent(tensor) if reader in self._loss_region else self._taken_for(tensor)
+
+    def _taken_for(self, tensor: str) -> Extent:
+        """The extent of `tensor` for all but losses: a term of one that is not known is taken for what that is."""
         extent = self._extent(tensor)
-        if extent is Extent.OTHER and reader not in self._loss_region:
-            return self._terms.get(str(parse(tensor)), extent)
-        return extent
+        return self._terms.get(str(parse(tensor)), extent) if extent is Extent.OTHER else extent
 
     def _extent(self, tensor: str) -> Extent:
         extent, name = self._known_extent(tensor), str(parse(tensor))
@@ -673,7 +681,7 @@ class Combination:
             return False
         if not self._flow.runs_once(op):
             return False
-        reads = [(tensor, self._extent(tensor)) for tensor in node.input if not tensor.startswith("^")]
+        reads = [(tensor, self._taken_for(tensor)) for tensor in node.input if not tensor.startswith("^")]
         return all(
             extent is Extent.SAME or (extent not in _OF_ROWS and self._can_combine("", tensor, extent))
             for tensor, extent in reads

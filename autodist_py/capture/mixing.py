@@ -153,7 +153,7 @@ class Mixing:
     def _live(self, targets: Iterable[str]) -> set[str]:
         """The ops whose values the loss depends on; the statistics that a batch normalization reads are not asked for.
 
-        Neither is what only gives a shape.
+        Neither is what only gives a shape, or a number that is one device's whatever it is made of.
         """
         live, pending = set[str](), [op_of(tensor) for tensor in targets]
         while pending:
@@ -162,6 +162,8 @@ class Mixing:
                 continue
             live.add(name)
             if self.graph.nodes[name].op in _ONLY_SHAPES or self.combination.of_source(self.graph.nodes[name]):
+                continue
+            if self.combination.extents_of(name) == (Extent.SAME,):
                 continue
             normalizes = self._is_normalizing(name)
             pending += [op_of(read) for read in self._reads(name) if not (normalizes and self._is_of_all(read, name))]

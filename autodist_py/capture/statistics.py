@@ -60,7 +60,8 @@ def with_statistics(
         for gradient, targets in zip(item.gradients, losses, strict=True)
     )
     if not combination.varies:
-        return replace(item, gradients=gradients)
+        outputs = tuple(replace(output, reduction="same") for output in item.outputs)
+        return replace(item, gradients=gradients, outputs=outputs)
     mixing = Mixing(whole, combination, tensor_of)
     mixtures = mixing.told(item.gradients, losses)
     gradients = tuple(  # As the user is told: see `plan.inexact`.

@@ -13,6 +13,7 @@ from autodist_py.capture.assemble import CaptureOptions, table_initializers
 from autodist_py.capture.graph import GraphScope, Signature
 from autodist_py.plan import inexact
 from autodist_py.proto.graph_item import GraphItem
+from autodist_py.testing import assert_equivalent
 
 X, Y = np.ones([4, 3]), np.ones(4)
 FACTOR = np.arange(3.0)
@@ -108,6 +109,47 @@ CASES = [
 def test_a_value_is_known_for_the_whole_batch(step: Callable[..., Any], reduction: str) -> None:
     (output,) = captured(step).outputs
     assert output.reduction == reduction
+
+
+def _turned(x: tf.Tensor) -> tf.Tensor:
+    """What goes through a loop, which is not followed."""
+    return tf.while_loop(lambda i, _: i < 2, lambda i, v: (i + 1, v * 2.0), (0, x), name="used")[1]
+
+
+def test_what_is_drawn_is_the_first_replicas() -> None:
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.random.stateless_normal([], [1, 2]), tf.reduce_sum(x)
+
+    assert_equivalent(step, [(X[:rows],) for rows in (4, 3, 2)])
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["the loss", "a term of a largest value"])
+def test_a_result_that_is_not_seen_is_warned_of(index: int) -> None:
+    weight = tf.Variable(np.ones(3))
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            z = tf.linalg.matvec(x, weight)
+            largest = _turned(tf.reduce_max(tf.sin(z)))
+            loss = tf.reduce_mean(_turned(z)) + largest * largest
+        weight.assign_sub(tape.gradient(loss, weight))
+        return [loss, largest][index]
+
+    warnings = [one for one in inexact(captured(step)) if "it is not seen what the results 'Identity:0' are" in one]
+    assert len(warnings) == index
+
+
+def test_the_terms_of_a_sum_that_is_not_seen_count_in_results_as_in_the_loss() -> None:
+    weight = tf.Variable(np.ones(3))
+
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = _turned(tf.reduce_sum(tf.linalg.matvec(x, weight) ** 2))
+            total = loss + tf.reduce_sum(weight**2)
+        weight.assign_sub(0.01 * tape.gradient(total, weight))
+        return [loss, total]
+
+    assert_equivalent(step, [(X[:rows],) for rows in (4, 3, 2)], loss_reduction="sum")
 
 
 @pytest.fixture
@@ -226,11 +268,12 @@ def test_of_ops_that_mix_examples_only_those_are_named_that_anything_comes_of() 
     def step(x: tf.Tensor, y: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
             clipped = tf.minimum(tf.maximum(tf.reduce_max(x * weight, name="unused"), 2.0), 2.0)
-            loss = tf.reduce_mean(x * weight) * clipped + tf.exp(tf.reduce_max(x * weight, name="used"))
+            loss = tf.reduce_mean(x * weight) * clipped + _turned(tf.reduce_mean(x * weight))
         weight.assign_sub(tape.gradient(loss, weight))
 
-    assert "used" in (local := captured(step).local_ops)
-    assert "unused" not in local
+    item = captured(step)
+    assert "used" in item.local_ops and "unused" not in item.local_ops
+    assert not item.mixtures
 
 
 def test_a_table_that_was_made_eagerly_has_no_initializer_to_run() -> None:

@@ -23,7 +23,7 @@ _SHOWN = 80
 def checked(*names: str, error: type[Exception]) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorates a function: its arguments `names` are of their annotated types, or `error` is raised and nothing done.
 
-    A scalar of NumPy's is taken as Python's number, and a dict's keys as a tuple.
+    Scalars of NumPy's are taken as Python's, alone and in a tuple, and a dict's keys as a tuple.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -47,14 +47,16 @@ def checked(*names: str, error: type[Exception]) -> Callable[[Callable[P, R]], C
 
 
 def check_fields(value: Any, *, error: type[Exception]) -> None:
-    """The fields of a dataclass are of their annotated types.
+    """The fields of a dataclass are of their annotated types; scalars of NumPy's become Python's.
 
     Raises:
         error: it names the field, what it must be, and what it is.
     """
     kind: Any = type(value)
     for field in fields(value):
-        _require(getattr(value, field.name), _hints(kind)[field.name], f"{field.name} of {kind.__name__}", error)
+        given = _plain(getattr(value, field.name))
+        _require(given, _hints(kind)[field.name], f"{field.name} of {kind.__name__}", error)
+        object.__setattr__(value, field.name, given)  # Dataclasses are frozen.
 
 
 def _require(value: object, annotation: Any, what: str, error: type[Exception]) -> None:
@@ -82,8 +84,11 @@ def _title(function: Callable[..., Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A scalar of NumPy's as Python's, keys as a tuple; `proto` imports no NumPy, so that is told by what it has."""
-    if isinstance(value, KeysView):
-        return tuple(value)
+    """A scalar of NumPy's, or a tuple of them, as Python's, and keys as a tuple.
+
+    `proto` imports no NumPy, so that a scalar is told by what it has.
+    """
+    if isinstance(value, KeysView) or type(value) is tuple:
+        return tuple(map(_plain, value))
     is_scalar = type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item")
     return value.item() if is_scalar else value

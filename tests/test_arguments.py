@@ -137,3 +137,5 @@ def test_what_stands_for_the_type_is_taken(tmp_path: Path) -> None:
             for names in taken:
                 autodist.function(lambda x: x, batched=names)
     assert NodeSpec("a", network_bandwidth=10).network_bandwidth == 10
+    cpus: Any = tuple(np.arange(2))
+    assert [type(index) for index in NodeSpec("a", cpus=cpus).cpus] == [int, int]

@@ -133,7 +133,7 @@ class _Cutting:
     # -- Variables ----------------------------------------------------------------------------------------------------
 
     def _cut_handle(self, variable: Variable) -> list[Variable]:
-        """The shards' handles; the variable itself is given its new value at the end, or is there no more."""
+        """The shards' handles; the variable itself is given its new values after its writes, or is there no more."""
         shards = []
         writers = self._view.writes[variable.name]
         for shard, shape in enumerate(self._cut.node.shapes(variable.shape)):

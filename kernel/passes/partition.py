@@ -22,9 +22,10 @@ class Partition:
     Requires: the captured graph.
     Ensures: the program's item is one for one device, too, that computes the same, in which every shard that lives on
         a server is a variable by itself, with its own part of the gradient, of the update and of the optimizer's state.
-        Rows are looked up in the shards that have them; whatever else reads the variable reads it whole, as it is
-        given its new value at the end of the step. Where all shards are reduced by collectives every worker has all of
-        them, so that the gradient alone is cut; a sparse one is not. Of the ops all are needed.
+        Rows are looked up in the shards that have them; whatever else reads the variable reads it whole, as it is given
+        its new value at the end of the step, and between two writes where the step reads it there. Where all shards are
+        reduced by collectives every worker has all of them, so that the gradient alone is cut; a sparse one is not. Of
+        the ops all are needed.
     """
 
     name: ClassVar[str] = "partition"

@@ -5,31 +5,39 @@ from typing import Any
 
 import pytest
 
+from autodist_py.strategy_builders.all_reduce import AllReduce
+from autodist_py.strategy_builders.base import StrategyBuilder
+from autodist_py.strategy_builders.parameter_server import PSLoadBalancing
 from autodist_py.strategy_builders.partitioned import PartitionedPS
 from tests.cluster_pool import ONE_DEVICE, THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, Cluster, same_on_all_workers
 from tests.loop_programs import PROGRAMS, behaviour_of_tensorflow_1, control_flow_of_tensorflow_1, sequences
 from tests.oracle import Values, compare_graph
 
-ON_TWO_WORKERS = {"AllReduce": "classifier", "PSLoadBalancing": "skipped_update", "PartitionedPS": "all_in_a_loop"}
-STRATEGIES = tuple(ON_TWO_WORKERS)
-
-
-IN_SHARDS = PartitionedPS(min_shard_bytes=1)
+BUILDERS: dict[str, StrategyBuilder] = {
+    "AllReduce": AllReduce(),
+    "PSLoadBalancing": PSLoadBalancing(),
+    "PartitionedPS": PartitionedPS(min_shard_bytes=1),
+}
+ON_TWO_WORKERS = {
+    ("classifier", "AllReduce"),
+    ("skipped_update", "PSLoadBalancing"),
+    ("all_in_a_loop", "PartitionedPS"),
+    ("both_ways", "PartitionedPS"),
+}
 
 
 def train(program: str, strategy: str) -> Values:
-    builder = IN_SHARDS if (program, strategy) == ("all_in_a_loop", "PartitionedPS") else strategy
     with control_flow_of_tensorflow_1():
-        return compare_graph(PROGRAMS[program], sequences(), autodist={"strategy_builder": builder})
+        return compare_graph(PROGRAMS[program], sequences(), autodist={"strategy_builder": BUILDERS[strategy]})
 
 
 def _cases() -> Iterator[Any]:
-    """Not slow is each program on two replicas, and each strategy, with one of the programs, on two workers."""
+    """Not slow is each program on two replicas, and each strategy, with some of the programs, on two workers."""
     for shape in (ONE_DEVICE, TWO_REPLICAS, TWO_WORKERS, THREE_WORKERS):
         for i, program in enumerate(PROGRAMS):
-            for j, strategy in enumerate(STRATEGIES):
-                is_chosen = shape is TWO_REPLICAS and j == i % len(STRATEGIES)
-                is_chosen = is_chosen or (shape is TWO_WORKERS and ON_TWO_WORKERS[strategy] == program)
+            for j, strategy in enumerate(BUILDERS):
+                is_chosen = shape is TWO_REPLICAS and j == i % len(BUILDERS)
+                is_chosen = is_chosen or (shape is TWO_WORKERS and (program, strategy) in ON_TWO_WORKERS)
                 marks = () if is_chosen else pytest.mark.slow
                 yield pytest.param(shape, program, strategy, id=f"{shape.name}-{program}-{strategy}", marks=marks)
 

@@ -238,6 +238,8 @@ class _Finder:
             return Operand(None, tf.TensorShape(None))  # No number, though a handle's own shape is that of one.
         constant = self._view.constant(name) if kind is None else None
         shape = self._view.shapes[tensor.op][tensor.output]
+        if kind is Kind.DENSE and shape.rank is None:  # As of a gradient that leaves a loop of TensorFlow 1.
+            shape = tf.TensorShape([None] * len(self._variable.shape))
         return Operand(kind, shape, constant, self._entries.get(str(tensor), ""))
 
     def _written_alike(self) -> set[str]:

@@ -228,7 +228,9 @@ class Rules:
         self, node: tf.compat.v1.NodeDef, operands: Sequence[Operand], result: tf.TensorShape
     ) -> Rule | None:
         kinds = {operand.kind for operand in operands} - {None}
-        if len(kinds) != 1 or result.rank is None:
+        if result.rank is None:
+            result = tf.TensorShape([None] * max(operand.shape.rank or 0 for operand in operands))
+        if len(kinds) != 1 or any(operand.shape.rank is None for operand in operands):
             return None
         kind = kinds.pop()
         wholes = {position: one.shape for position, one in enumerate(operands) if one.kind is None}

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from autodist_py.capture.combination import Combination
 from autodist_py.capture.user_code import line_of, normalizes_batch
-from autodist_py.kernel.extent.along import EVERYWHERE, ROW_BY_ROW, Along, Found, Mixture, along
+from autodist_py.kernel.extent.along import CHOSEN_ROWS, EVERYWHERE, ROW_BY_ROW, Along, Found, Mixture, along
 from autodist_py.kernel.extent.values import Extent
 from autodist_py.kernel.graph_view import GraphView
 from autodist_py.kernel.names import op_of, parse
@@ -25,7 +25,7 @@ _OF_EXTENT = {
     Extent.SAME: EVERYWHERE,
     Extent.SHAPE: EVERYWHERE,
     Extent.ROWS: ROW_BY_ROW,
-    Extent.CHOSEN: ROW_BY_ROW,
+    Extent.CHOSEN: CHOSEN_ROWS,
     Extent.MEAN: Along(pools=True),
     Extent.SUM: Along(pools=True, adds=True),
     Extent.PLUS: Along(pools=True, adds=True),

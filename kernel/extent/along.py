@@ -24,12 +24,14 @@ class Along:
         pools: whether each entry is also made of a sum or mean over the replica's own examples.
         adds: whether that is a sum, and no mean.
         order: the op that put the examples in another order; "": none did.
+        chosen: whether there are entries only for examples that were chosen by their values.
     """
 
     axes: frozenset[int] = frozenset()
     pools: bool = False
     adds: bool = False
     order: str = ""
+    chosen: bool = False
 
     @property
     def is_same(self) -> bool:
@@ -49,6 +51,7 @@ class Mixture(str):
 
 EVERYWHERE = Along()
 ROW_BY_ROW = Along(frozenset({0}))
+CHOSEN_ROWS = Along(frozenset({0}), chosen=True)
 
 Found = Along | Mixture | None
 """How the result goes along examples; or that they are mixed; None: it is not known."""
@@ -58,6 +61,10 @@ _Rule = Callable[[Operands, tuple[Along, ...]], Found]
 PAIRS = Mixture("pairs each example with the others of the batch")
 OF_POOLED = Mixture("is no sum or mean over examples, and is computed from one")
 BY_POOLED = Mixture("computes each example's value with a sum or mean over the batch")
+OF_CHOSEN = Mixture(
+    "averages over examples that were chosen, of which each replica has another number: divide their sum by their "
+    "number, tf.reduce_sum(x) / tf.cast(tf.size(x), x.dtype)"
+)
 ADDS_SUM = Mixture("adds a sum over examples to what is a mean, or is of each example")
 
 
@@ -175,6 +182,8 @@ def _linear_reduction(operands: Operands, reads: tuple[Along, ...]) -> Found:
     if reduced is None or not tf.as_dtype(operands.node.attr["T"].type).is_floating:
         return None
     left, over_examples = reduced
+    if over_examples and reads[0].chosen and operands.node.op == "Mean":
+        return OF_CHOSEN
     adds = reads[0].adds or (over_examples and operands.node.op == "Sum")
     return Along(left, reads[0].pools or over_examples, adds)
 

@@ -80,6 +80,10 @@ MIXING: dict[str, tuple[Loss, str]] = {
         lambda z, y: [tf.reduce_mean(z**2), tf.reduce_sum(tf.cos(z))],
         r"is a sum over examples.* its gradient is added to that of 'Mean:0', a mean",
     ),
+    "a mean of those that are chosen": (
+        lambda z, y: tf.reduce_mean(tf.boolean_mask(z**2, tf.equal(y, 1))),
+        "averages over examples that were chosen.* divide their sum by their number",
+    ),
     "root of the mean": (lambda z, y: tf.sqrt(tf.reduce_mean(z**2)), "no sum or mean over examples"),
     "norm of all": (lambda z, y: tf.norm(z), "no sum or mean over examples"),
     "logarithm of a mean": (lambda z, y: tf.math.log(tf.reduce_mean(tf.exp(z))), "no sum or mean"),
@@ -125,6 +129,10 @@ def joined(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 EXACT: dict[str, Loss] = {
+    "a sum of those that are chosen": lambda z, y: tf.reduce_sum(tf.boolean_mask(z**2, y > 0)),
+    "a sum of means of those that are chosen": (
+        lambda z, y: tf.reduce_sum(tf.reduce_mean(tf.boolean_mask(z**2, y > 0), axis=1))
+    ),
     "a mean, and what is of no example": lambda z, y: [tf.reduce_mean(z**2), tf.reduce_sum(tf.constant(BANK) ** 2)],
     "what each example has, and a sum": lambda z, y: [tf.reduce_sum(z**2, axis=1), tf.reduce_sum(tf.cos(z))],
     "a mean": lambda z, y: tf.reduce_mean(z**2),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autodist_py.kernel.analysis import analyse, require_replicated_writes
 from autodist_py.kernel.device import Place
+from autodist_py.kernel.flaws import blamed
 from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
 from autodist_py.kernel.memory import Memory
 from autodist_py.kernel.names import captured_name, on_replica, op_of
@@ -139,8 +140,9 @@ def compile(
         StrategyError: the strategy asks for what these devices, or this version, cannot do.
         CaptureError: state is written in a way that replicas cannot be kept equal by.
         InvalidGraphError: a pass failed; the message names it.
+        GraphItemError: the item's graph is none that TensorFlow takes, or lacks what the item names.
     """
-    with _collection_deferred():
+    with _collection_deferred(), blamed(item):
         paced = place if strategy.pace.is_together else place.apart()
         first = start(item, strategy, paced, options or Options())
         if not first.is_single:

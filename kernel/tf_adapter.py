@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
+from tensorflow.python.client import pywrap_tf_session as c_api
+from tensorflow.python.framework import c_api_util, op_def_registry
 from tensorflow.python.ops import collective_ops
 
 
@@ -75,3 +76,20 @@ def keeps_state(op_type: str) -> bool:
     if definition is None:
         return True
     return definition.is_stateful and all(each.type != tf.resource.as_datatype_enum for each in definition.input_arg)
+
+
+def require_importable(graph: tf.compat.v1.GraphDef) -> None:
+    """Let TensorFlow's runtime read `graph`, as it does where it is run.
+
+    Raises:
+        Exception: what is wrong with it, as TensorFlow says; of several types.
+    """
+    options = c_api_util.ScopedTFImportGraphDefOptions()
+    buffer = c_api.TF_NewBufferFromString(graph.SerializeToString())
+    try:
+        with tf.Graph()._c_graph.get() as c_graph:
+            c_api_util.ScopedTFImportGraphDefResults(
+                c_api.TF_GraphImportGraphDefWithResults(c_graph, buffer, options.options)
+            )
+    finally:
+        c_api.TF_DeleteBuffer(buffer)

@@ -23,7 +23,7 @@ class Along:
         axes: those with an entry for each example.
         pools: whether each entry is also made of a sum or mean over the replica's own examples.
         adds: whether that is a sum, and no mean.
-        order: the op that put the examples in another order; "": none did.
+        order: what put the examples in another order, the op that drew it or a reversal; "": nothing did.
         chosen: whether there are entries only for examples that were chosen by their values.
     """
 
@@ -375,21 +375,22 @@ def _segment_sum(operands: Operands, reads: tuple[Along, ...]) -> Found:
     return Along(pools=True, adds=True) if is_fixed and reads[0].axes == {0} == reads[1].axes else None
 
 
-def _reordered(axes_of: Callable[[Operands], frozenset[int] | None]) -> _Rule:
-    """Of an op that puts what is along some axes in another order."""
+def _reordered(axes_of: Callable[[Operands], frozenset[int] | None], *, draws: bool = False) -> _Rule:
+    """Of an op that puts what is along some axes in another order, each in one that it draws, or all in the same."""
 
     def rule(operands: Operands, reads: tuple[Along, ...]) -> Found:
         axes = axes_of(operands)
         if axes is None or reads[0].order:
             return None
-        return replace(reads[0], order=operands.node.name) if axes & reads[0].axes else reads[0]
+        order = operands.node.name if draws else operands.node.op
+        return replace(reads[0], order=order) if axes & reads[0].axes else reads[0]
 
     return rule
 
 
 _JOINS = frozenset({"ConcatV2", "Pack"})
 _GATES = ("Equal", "Greater", "GreaterEqual", "IsFinite", "IsInf", "IsNan", "Less", "LessEqual", "NotEqual", "Sign")
-_TERMS = ("Add", "AddN", "AddV2", "Sub")
+_TERMS = ("Add", "AddN", "AddV2", "Complex", "Sub")
 _PASSES = ("CheckNumerics", "EnsureShape", "Identity", "Neg", "PreventGradient", "StopGradient")
 _OF_MATRICES = ("Cholesky", "LogMatrixDeterminant", "MatrixDeterminant", "MatrixInverse")
 _ELEMENTWISE = frozenset(op for op, rule in ARITHMETIC.items() if rule in (ARITHMETIC["Exp"], ARITHMETIC["Maximum"]))
@@ -420,7 +421,7 @@ _RULES: Mapping[str, _Rule] = {
     "GatherV2": _gather,
     "L2Loss": _l2_loss,
     "Pack": _pack,
-    "RandomShuffle": _reordered(lambda operands: frozenset({0})),
+    "RandomShuffle": _reordered(lambda operands: frozenset({0}), draws=True),
     "Reshape": _reshape,
     "ResourceGather": lambda operands, reads: reads[1],
     "ReverseV2": _reordered(_axes),

@@ -185,11 +185,11 @@ def _batch_norm(operands: Operands) -> tuple[Extent, ...]:
 # fmt: off
 _ELEMENTWISE = (
     "Abs", "Acos", "Acosh", "Angle", "AsString", "Asin", "Asinh", "Atan", "Atan2", "Atanh", "BesselI0e",
-    "BesselI1e", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Bucketize", "Ceil", "ClipByValue", "Complex", "Conj",
+    "BesselI1e", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Bucketize", "Ceil", "ClipByValue",
     "Cos", "Cosh", "Digamma", "Elu", "Equal", "Erf", "Erfc", "Erfinv", "Exp", "Expm1", "Floor", "FloorDiv",
-    "FloorMod", "Greater", "GreaterEqual", "Igamma", "Imag", "Inv", "Invert", "IsFinite", "IsInf", "IsNan",
+    "FloorMod", "Greater", "GreaterEqual", "Igamma", "Inv", "Invert", "IsFinite", "IsInf", "IsNan",
     "LeakyRelu", "LeftShift", "Less", "LessEqual", "Lgamma", "Log", "Log1p", "LogicalAnd", "LogicalNot",
-    "LogicalOr", "Mod", "MulNoNan", "Ndtri", "NextAfter", "NotEqual", "Pow", "Real",
+    "LogicalOr", "Mod", "MulNoNan", "Ndtri", "NextAfter", "NotEqual", "Pow",
     "Reciprocal", "Relu", "Relu6", "RightShift", "Rint", "Round", "Rsqrt", "Select", "SelectV2", "Selu",
     "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Square", "SquaredDifference",
     "StringLength", "StringLower", "StringToHashBucketFast", "StringToNumber", "StringUpper", "Tan", "Tanh",
@@ -204,7 +204,8 @@ _MATRICES = (
 ARITHMETIC: Mapping[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
     **dict.fromkeys(("Maximum", "Minimum"), _extreme),
-    **dict.fromkeys(("Add", "AddV2", "AddN", "Sub"), _sum_of_terms),
+    **dict.fromkeys(("Add", "AddV2", "AddN", "Complex", "Sub"), _sum_of_terms),
+    **dict.fromkeys(("Conj", "Imag", "Neg", "Real"), _unary_linear),
     **dict.fromkeys(("CheckNumerics", "EnsureShape", "Identity", "PreventGradient", "StopGradient"), _passed),
     **dict.fromkeys(("BiasAdd", "Conv2D", "Conv3D", "DepthwiseConv2dNative"), _first_has_rows),
     **dict.fromkeys(
@@ -229,7 +230,6 @@ ARITHMETIC: Mapping[str, Rule] = {
     "MatMul": _matmul,
     "Mean": _reduction(MEAN, linear=True),
     "Mul": _product,
-    "Neg": _unary_linear,
     "Rank": lambda _: SAME,
     "RealDiv": _quotient,
     "Sum": _reduction(SUM, linear=True),

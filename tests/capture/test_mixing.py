@@ -59,6 +59,12 @@ def class_means(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean((z - tf.gather(means, y)) ** 2)
 
 
+def drawn_pairs(z: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    labels = tf.cast(y, tf.float64)
+    pairs = tf.random.shuffle(labels, seed=1) * tf.random.shuffle(tf.cos(labels), seed=2)
+    return tf.reduce_mean(z**2) * tf.reduce_mean(pairs)
+
+
 MIXING: dict[str, tuple[Loss, str]] = {
     "in-batch negatives": (in_batch, "pairs each example"),
     "two views, SimCLR": (two_views, "pairs each example"),
@@ -72,6 +78,7 @@ MIXING: dict[str, tuple[Loss, str]] = {
     "softmax over the batch": (lambda z, y: tf.reduce_sum(tf.nn.softmax(z, axis=0) ** 2), "along the axis of the exam"),
     "a running sum": (lambda z, y: tf.reduce_mean(tf.cumsum(z) ** 2), "along the axis of the examples"),
     "another example": (lambda z, y: tf.reduce_mean(z * tf.reverse(z, [0])), "pairs each example with another"),
+    "another one that is drawn": (drawn_pairs, "pairs each example with another"),
     "the next example": (lambda z, y: tf.reduce_mean((z[1:] - z[:-1]) ** 2), "by their place in the batch"),
     "the first one": (lambda z, y: tf.reduce_mean(z**2) + tf.reduce_sum(z[0] ** 2), "by their place in the batch"),
     "the first ones": (lambda z, y: tf.reduce_mean(z[:2] ** 2), "by their place in the batch"),
@@ -144,6 +151,10 @@ EXACT: dict[str, Loss] = {
     "by the number of examples": lambda z, y: tf.reduce_sum(z**2 / tf.cast(tf.shape(z)[0], tf.float64)),
     "time-major": over_time,
     "a running sum of means": lambda z, y: tf.reduce_sum(tf.cumsum(tf.reduce_mean(z**2, axis=0))),
+    "both turned round": lambda z, y: tf.reduce_mean(
+        tf.reverse(z, [0]) * tf.reverse(tf.cast(y, z.dtype), [0])[:, None]
+    ),
+    "complex": lambda z, y: tf.math.real(tf.complex(tf.reduce_mean(z**2), tf.zeros([], z.dtype))),
     "in another order": lambda z, y: tf.reduce_mean(tf.tanh(tf.reverse(z, [0])) * 2.0),
     "joined and taken apart": joined,
     "new axes before and behind": lambda z, y: tf.reduce_mean(tf.cos(z[None, :, :, None])),

@@ -67,6 +67,7 @@ SUM = {
     "a sum times a factor": lambda x, y: 2.0 * tf.reduce_sum(x, 0) * FACTOR,
     "a sum by a constant": lambda x, y: tf.reduce_sum(x) / 8.0,
     "a half square": lambda x, y: tf.nn.l2_loss(x),
+    "a complex sum": lambda x, y: tf.complex(tf.reduce_sum(x), tf.reduce_sum(y)),
     "a sum, broadcast": lambda x, y: tf.broadcast_to(tf.reduce_sum(x), [2, 3]),
     "a mean times the number of rows": lambda x, y: tf.reduce_mean(x) * tf.cast(tf.shape(x)[0], tf.float64),
 }
@@ -77,6 +78,7 @@ MEAN = {
     "a sum by the number of rows": lambda x, y: tf.reduce_sum(x) / tf.cast(tf.shape(x)[0], tf.float64),
     "a mean of sums": lambda x, y: tf.reduce_mean(tf.reduce_sum(x, axis=1)),
     "a sum over features of a mean": lambda x, y: tf.reduce_sum(tf.reduce_mean(x, axis=0)),
+    "a real part of a mean": lambda x, y: tf.math.real(tf.math.conj(tf.complex(tf.reduce_mean(x), FACTOR[0]))),
     "a stack of means": lambda x, y: tf.stack([tf.reduce_mean(x), tf.reduce_mean(y)]),
 }
 COMPUTED_OF_ALL = {

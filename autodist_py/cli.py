@@ -81,8 +81,10 @@ def run(
     Each line of output starts with the rank of its worker: all of the chief's, of the others warnings, errors and what
     comes after an error. What TensorFlow says whenever it starts is left out, unless TF_CPP_MIN_LOG_LEVEL is 0. A line
     that the chief keeps rewriting (a progress bar) stays at the bottom of a terminal; elsewhere its last state is
-    printed. The script's input is empty. Ctrl-C is passed on
-    to the chief, which has 15 s to end. The exit code is the chief's, 128 + n if signal n ended it.
+    printed. The script's input is empty. Ctrl-C is passed on to the chief, which has 15 s to end.
+
+    The exit code is the chief's, 128 + n if signal n ended it. That is said where nobody asked for it, and whether the
+    kernel sent it for lack of memory.
     """
     _require_one_of_local_and_spec(workers, spec, cpus)
     if timeline is not None and not timeline.absolute().parent.is_dir():

@@ -64,6 +64,13 @@ class Screen:
         self._draw_tail()
         self.console.file.flush()
 
+    def show(self, line: str) -> None:
+        """Show a line of ours, which is of no worker."""
+        self._clear_tail()
+        self._show_line(line, None)
+        self._draw_tail()
+        self.console.file.flush()
+
     def close(self, splitter: LineSplitter, *, rank: int | None) -> None:
         """Show the pipe's last line, if no newline ended it."""
         if splitter.unfinished:

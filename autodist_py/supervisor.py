@@ -1,6 +1,7 @@
 """The chief's process in the foreground: its output is relayed, stop signals are forwarded, its exit code is returned.
 
-It knows nothing of the other workers: the chief starts them, and hands their output over by a pipe.
+It knows nothing of the other workers: the chief starts them, and hands their output over by a pipe. Where somebody else
+kills the chief, as the kernel does for lack of memory, nobody but us can say so.
 """
 
 import os
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
 
+from autodist_py.oom import killed_for_memory
 from autodist_py.relay import LineSplitter, Screen
 
 GRACE_SECONDS = 15.0
@@ -21,6 +23,9 @@ GRACE_SECONDS = 15.0
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_SECONDS = 0.1
+_LAST_WORDS_SECONDS = 12.0
+"""How long other workers on this machine may take to end, and to say why, when the chief was killed."""
+
 _CHUNK_BYTES = 1 << 16
 
 
@@ -40,8 +45,9 @@ def run_chief(
 
     The command's input is empty. It gets, in the environment variable that `worker_output` names, the number of a file
     descriptor for the other workers' labelled lines. It is a process group of its own, so that Ctrl-C at a terminal
-    reaches it once, through us.
+    reaches it once, through us. If a signal ends it that we did not send, that is said, after what other workers say.
     """
+    begin, killed_before = time.monotonic(), killed_for_memory()
     read_end, write_end = os.pipe()
     with _stop_signals() as signals, open(read_end, "rb", buffering=0) as worker_lines:
         try:
@@ -61,7 +67,11 @@ def run_chief(
             _register(selector, process.stdout, _Source(LineSplitter(), output, 0))
             _register(selector, process.stderr, _Source(LineSplitter(), errors, 0))
             _register(selector, worker_lines, _Source(LineSplitter(), output, None))
-            _relay_until_exit(process, selector, signals)
+            sent = _relay_until_exit(process, selector, signals)
+            if process.returncode < 0 and -process.returncode not in sent:
+                said = _end_of_chief(process, time.monotonic() - begin, killed_before)
+                _show_last_words(selector, worker_lines)
+                errors.show(said)
     return 128 - process.returncode if process.returncode < 0 else process.returncode
 
 
@@ -70,9 +80,16 @@ def _register(selector: selectors.BaseSelector, pipe: IO[bytes] | None, source: 
         selector.register(pipe, selectors.EVENT_READ, source)
 
 
-def _relay_until_exit(process: subprocess.Popen[bytes], selector: selectors.BaseSelector, signals: deque[int]) -> None:
-    """Relay until the process has exited and its pipes are closed or silent (a process it left may hold them open)."""
+def _relay_until_exit(
+    process: subprocess.Popen[bytes], selector: selectors.BaseSelector, signals: deque[int]
+) -> set[int]:
+    """Relay until the process has exited and its pipes are closed or silent (a process it left may hold them open).
+
+    Returns:
+        The signals that we have sent it.
+    """
     deadline = float("inf")
+    sent: set[int] = set()
     while True:
         exited = process.poll() is not None
         ready = selector.select(_POLL_SECONDS if selector.get_map() else 0)
@@ -83,12 +100,47 @@ def _relay_until_exit(process: subprocess.Popen[bytes], selector: selectors.Base
         if not selector.get_map():
             time.sleep(_POLL_SECONDS)
         while signals:
+            sent.add(signals[0])
             process.send_signal(signals.popleft())
             deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         if time.monotonic() > deadline:
+            sent.add(signal.SIGKILL)
             process.kill()
     for key in list(selector.get_map().values()):
         key.data.screen.close(key.data.splitter, rank=key.data.rank)
+    return sent
+
+
+def _show_last_words(selector: selectors.BaseSelector, worker_lines: IO[bytes]) -> None:
+    """What other workers say before they end: until then they hold the pipe open."""
+    deadline = time.monotonic() + _LAST_WORDS_SECONDS
+    while (left := deadline - time.monotonic()) > 0 and worker_lines in {key.fileobj for key in _registered(selector)}:
+        for key, _ in selector.select(left):
+            _relay_chunk(selector, key)
+
+
+def _registered(selector: selectors.BaseSelector) -> list[selectors.SelectorKey]:
+    return list(selector.get_map().values())
+
+
+def _end_of_chief(process: subprocess.Popen[bytes], seconds: float, killed_before: int | None) -> str:
+    """Which signal has ended the chief, when, and what the system says of a lack of memory."""
+    number = -process.returncode
+    name = signal.Signals(number).name if number in list(signal.Signals) else "of real time"
+    said = f"worker 0, the chief (process {process.pid}), was ended by signal {number} ({name})"
+    said += f" at {time.strftime('%H:%M:%S')}, {seconds:.1f} s after its start"
+    if number != signal.SIGKILL:
+        return f"autodist: {said}"
+    killed = killed_for_memory()
+    if killed is None or killed_before is None:
+        memory = "whether the kernel did it for lack of memory is not seen from here; `dmesg` tells"
+    elif killed > killed_before:
+        memory = (
+            f"the kernel has killed {killed - killed_before} processes here since then for lack of memory (oom_kill)"
+        )
+    else:
+        memory = "not by the kernel for lack of memory: its control group counts no such end since then (oom_kill)"
+    return f"autodist: {said}; {memory}"
 
 
 def _relay_chunk(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:

@@ -1,5 +1,6 @@
 """The command line, as real processes: `autodist run` with scripts that need no TensorFlow, and `autodist inspect`."""
 
+import io
 import os
 import pty
 import re
@@ -12,11 +13,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from autodist_py import supervisor
+from autodist_py.oom import killed_for_memory
 from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
 from autodist_py.proto.strategy import Strategy
+from autodist_py.relay import Screen
 from autodist_py.resources import local_resource_spec
+from tests.runtime.runs import PREAMBLE
 
 AUTODIST = [sys.executable, "-c", "from autodist_py.cli import main; main(prog_name='autodist')"]
 TIMEOUT = 60
@@ -220,7 +226,67 @@ def test_the_exit_code_is_the_chiefs(script):
 
 def test_the_exit_code_tells_the_signal_that_ended_the_chief(script):
     path = script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    assert autodist("run", "--local", 1, path).returncode == 128 + signal.SIGKILL
+    ended = autodist("run", "--local", 1, path)
+    assert ended.returncode == 128 + signal.SIGKILL
+    (line,) = ended.stderr.splitlines()
+    wanted = r"autodist: worker 0, the chief \(process \d+\), was ended by signal 9 \(SIGKILL\) at [\d:]{8}, [\d.]+ s"
+    assert re.match(wanted, line), line
+    assert "memory" in line
+
+
+def test_other_workers_have_the_last_word_when_the_chief_is_killed_and_none_is_left(script):
+    body = """
+        join()
+        cluster.step = 7
+        ready()
+        if cluster.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        wait_for_ever()
+    """
+    ended = autodist("run", "--all-output", "--local", 2, script(PREAMBLE + textwrap.dedent(body)))
+    assert ended.returncode == 128 + signal.SIGKILL
+    lost = "[1] autodist: in step 7: worker 0 (127.0.0.1), the chief, is lost: its coordinator does not answer"
+    assert ended.stdout.splitlines()[-1] == lost
+    assert ended.stderr.splitlines()[-1].startswith("autodist: worker 0, the chief (process ")
+    pids = [int(pid) for pid in re.findall(r"\] pid (\d+)", ended.stdout)]
+    assert len(pids) == 2
+    assert not any(map(is_running, pids))
+
+
+@pytest.mark.parametrize(
+    ("counts", "wanted"),
+    [
+        ((3, 3), "not by the kernel for lack of memory"),
+        ((3, 5), "the kernel has killed 2 processes here since then for lack of memory"),
+        ((None, None), "`dmesg` tells"),
+    ],
+)
+def test_what_the_system_says_of_memory_is_said_of_a_chief_that_was_killed(monkeypatch, counts, wanted):
+    left = iter(counts)
+    monkeypatch.setattr(supervisor, "killed_for_memory", lambda: next(left))
+    written = io.StringIO()
+    screen = Screen(Console(file=written, width=300))
+    command = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    assert supervisor.run_chief(command, os.environ, worker_output="FD", output=screen, errors=screen) == 137
+    assert wanted in written.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("groups", "file", "content"),
+    [
+        ("0::/job/one\n", "job/one/memory.events", "low 0\noom 4\noom_kill 3\noom_group_kill 0\n"),
+        ("0::/seen/from/outside\n", "memory.events", "oom 4\noom_kill 3\n"),
+        ("8:pids:/\n4:cpu,memory:/job\n0::/\n", "memory/job/memory.oom_control", "under_oom 0\noom_kill 3\n"),
+        ("4:memory:/seen/from/outside\n", "memory/memory.oom_control", "under_oom 0\noom_kill 3\n"),
+    ],
+)
+def test_the_kernels_count_is_found_in_control_groups_of_both_versions(tmp_path, groups, file, content):
+    own, root = tmp_path / "cgroup", tmp_path / "root"
+    own.write_text(groups)
+    assert killed_for_memory(root, own) is None
+    (root / file).parent.mkdir(parents=True)
+    (root / file).write_text(content)
+    assert killed_for_memory(root, own) == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -230,6 +296,7 @@ def test_a_stop_signal_ends_the_chief_and_then_the_command(script, started, numb
     process.send_signal(number)
     assert process.wait(10) == 128 + number
     assert not is_running(chief)
+    assert "was ended by" not in process.stderr.read()
 
 
 def test_the_chief_may_clean_up_after_ctrl_c(script, started):

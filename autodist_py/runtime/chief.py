@@ -106,7 +106,9 @@ def launcher_for(resources: ResourceSpec, settings: Settings) -> Launcher | None
         _require_known_port(settings)
         return None
     output = chief_output(settings.worker_output, brief=settings.output == "brief")
-    return LocalLauncher(output) if resources.is_local else SshLauncher(output, resources, settings)
+    if resources.is_local:
+        return LocalLauncher(output, last_words=settings.worker_output)
+    return SshLauncher(output, resources, settings)
 
 
 def _require_known_port(settings: Settings) -> None:

@@ -80,6 +80,9 @@ class WorkerCluster:
         self._client = client
         self._waits = OwnWaits()
         self._exit_grace = settings.exit_grace
+        self._last_words = None if settings.rank is None else settings.worker_output
+        """Where to say the cause if the chief is lost, which shows what this worker prints."""
+        self._has_lost_chief = False
         self.heartbeat_timeout = settings.heartbeat_timeout
         self._lock = threading.Lock()
         self._cause: str | None = None
@@ -324,6 +327,7 @@ class WorkerCluster:
         own, chief = self._resources.workers[self.rank].address, self._resources.chief.address
         lost = f"worker 0 ({chief}), the chief, is lost: its coordinator does not answer"
         self._stop_step(lost)
+        self._has_lost_chief = True
         self._fail(f"{lost}{self._waits.now.of(f'worker {self.rank} ({own})')}")
         if self._client is not None:
             self._client.close()  # Other calls may have no deadline, and their connection may be dead, not broken.
@@ -432,6 +436,9 @@ class WorkerCluster:
     def _show_cause(self) -> None:
         with suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(f"autodist: {self._cause}\n")
+        if self._has_lost_chief and self._last_words is not None:
+            with suppress(OSError):
+                os.write(self._last_words, f"[{self.rank}] autodist: in step {self.step}: {self._cause}\n".encode())
 
     def _exit(self) -> None:
         for stream in (sys.stdout, sys.stderr):

@@ -151,7 +151,11 @@ class SshWorker:
                 self._process.kill()
 
     def _listen(self) -> None:
-        """Standard error is what shells and ssh say; workers write to standard output only."""
+        """Standard error is what shells and ssh say; workers write to standard output only.
+
+        What a host greets with is shown if no worker starts there.
+        """
+        before: list[bytes] = []
         with cast(IO[bytes], self._process.stderr) as source:
             for line in source:
                 if line.endswith(STARTED):
@@ -159,6 +163,12 @@ class SshWorker:
                     self._said.clear()
                     continue
                 self._said.append(line.decode(errors="replace").strip())
+                if self._has_started:
+                    self._output.show(self.rank, line)
+                else:
+                    before.append(line)
+        if not self._has_started:
+            for line in before:
                 self._output.show(self.rank, line)
 
     def _report(self, code: int) -> None:
@@ -193,10 +203,11 @@ def ssh_command(node: NodeSpec, config: SSHConfig, settings: Settings) -> list[s
     options = {
         "BatchMode": "yes",
         "ConnectTimeout": str(_CONNECT_SECONDS),
-        # It keeps what is silent for hours open; that the link is dead the heartbeat finds earlier.
+        # It keeps what is silent for hours open; that the link is dead the heartbeat finds earlier, once a worker has
+        # joined. Until then ssh does, after twice the interval, and says so as an information, no error.
         "ServerAliveInterval": str(max(1, round(settings.heartbeat_timeout))),
-        "ServerAliveCountMax": "3",
-        "LogLevel": "ERROR",
+        "ServerAliveCountMax": "1",
+        "LogLevel": "INFO",
         "RemoteCommand": "none",
         "ControlMaster": "no",  # A connection that outlives us would hold our pipes open.
         "ClearAllForwardings": "yes",

@@ -184,6 +184,7 @@ def test_an_ssh_group_is_what_ssh_is_asked_for(tmp_path):
 
     wanted = {"user": "ada", "port": "2222", "hostname": "10.0.0.2", "batchmode": "yes", "requesttty": "false"}
     wanted |= {"identityfile": str(tmp_path / "key"), "identitiesonly": "yes", "serveraliveinterval": "7"}
+    wanted |= {"loglevel": "INFO", "serveralivecountmax": "1"}  # A dead link is known after 14 s, and said.
     assert wanted.items() <= asked.items()
     assert "localforward" not in asked
     assert {"user": "bob", "port": "2200"}.items() <= asked_of_ssh(SSHConfig(), settings).items()
@@ -253,6 +254,15 @@ def test_a_connection_that_breaks_is_told_from_a_script_that_fails(ssh, launch):
         (1, 255, "its SSH connection broke: Timeout, server 10.0.0.2 not responding."),
         (1, 255, ""),
     ]
+
+
+def test_what_a_host_greets_with_is_shown_if_no_worker_starts(ssh, launch):
+    greeting = "echo 'ERROR: private property' >&2\n"
+    write_program(ssh, SSH.replace("exec ", f"{greeting}exec "))
+    launch("print('began')").wait(20)
+    write_program(ssh, f"#!/bin/sh\n{greeting}exit 1\n")
+    launch("print('began')").wait(20)
+    assert launch.lines.all() == ["[1] began", "[1] ERROR: private property"]
 
 
 def test_a_signal_that_ended_the_worker_is_told_as_of_a_local_one(launch):

@@ -359,6 +359,23 @@ def test_half_precision_is_summed_in_single(dtype):
     assert parcel.unpack(parcel.join(messages))[0][0] == expected
 
 
+def test_one_worker_serves_rows_whose_indices_are_the_same_for_its_replicas():
+    table = tf.Variable(tf.ones([8, 3]), name="positions")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x + tf.gather(table, tf.range(tf.shape(x)[1]))))
+        table.assign_sub(tf.convert_to_tensor(tape.gradient(loss, table)))
+        return loss
+
+    item = capture(step, tf.ones([4, 5, 3])).item
+    assert [gradient.indices for gradient in item.gradients] == ["same"]
+    devices = tuple(f"127.0.0.1:CPU:{index}" for index in range(2))
+    replicas = tuple(Replica(index, 0, f"/device:CPU:{index}") for index in range(2))
+    strategy = Strategy((Node("positions", PSSynchronizer(devices[0])),), devices)
+    compile(item, strategy, Place(0, replicas, dict.fromkeys(devices, 0)), Options(channel="c"))
+
+
 def branching(predicate):
     """The item of a graph of TensorFlow 1 that updates where `predicate`, of the batch and the gradient, is so."""
     scope = GraphScope(tf.Graph(), CaptureOptions(), seed=None)

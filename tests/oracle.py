@@ -5,17 +5,19 @@ TensorFlow on one device, the other as autodist_py compiled it. Every variable, 
 returned value is compared after each step. It runs on every worker of a cluster (`tests/cluster_pool.py`).
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
+from weakref import WeakSet
 
 import numpy as np
 import tensorflow as tf
 
 from autodist_py import AutoDist
-from autodist_py.settings import KEPT_PROGRAMS_VARIABLE
+from autodist_py.programs import AloneProgram, StepProgram
+from autodist_py.settings import Settings
 
 EXACT = 1e-9
 """Relative, for float64: room for reassociation, none for a mistake."""
@@ -241,10 +243,35 @@ def _require_training(initial: Values, final: Values) -> None:
 
 
 @contextmanager
-def kept_programs(most: int) -> Iterator[None]:
-    """An AutoDist that is made in here keeps so many programs of a step, or session."""
-    os.environ[KEPT_PROGRAMS_VARIABLE] = str(most)
-    try:
+def settings(**values: Any) -> Iterator[None]:
+    """Every AutoDist that is made in here has these settings, and the environment's for the rest.
+
+    The environment stays as it is: TensorFlow's threads read it, and a change beside that may crash the process.
+    """
+    there = Settings.from_environment
+    with patch.object(Settings, "from_environment", lambda: replace(there(), **values)):
         yield
-    finally:
-        del os.environ[KEPT_PROGRAMS_VARIABLE]
+
+
+@contextmanager
+def programs_alive() -> Iterator[WeakSet[StepProgram | AloneProgram]]:
+    """Those of the programs made in here that something still holds.
+
+    `gc.get_objects` would tell them too, but a tuple that gRPC's thread is filling may have no other holder: that
+    thread would end with a SystemError, and the coordinator with it.
+    """
+    alive: WeakSet[StepProgram | AloneProgram] = WeakSet()
+
+    def noted(kind: type[StepProgram | AloneProgram]) -> Callable[..., None]:
+        init = kind.__init__
+
+        def note(program: Any, *args: Any, **options: Any) -> None:
+            init(program, *args, **options)
+            alive.add(program)
+
+        return note
+
+    with ExitStack() as stack:
+        for kind in (StepProgram, AloneProgram):
+            stack.enter_context(patch.object(kind, "__init__", noted(kind)))
+        yield alive

@@ -13,6 +13,41 @@ from autodist_py.runtime.launcher import LineOutput
 
 ROOT = Path(__file__).resolve().parent.parent
 
+STEP_OF_A_WEIGHT = """
+import numpy as np
+from autodist_py import AutoDist
+autodist = AutoDist()
+import tensorflow as tf
+
+weight = tf.Variable(np.ones([3]))
+
+@autodist.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.linalg.matvec(tf.reduce_mean(x, 1), weight) ** 2)
+    weight.assign_sub(0.01 * tape.gradient(loss, weight))
+    return loss
+"""
+"""The beginning of a script whose step takes `x` of shape (rows, columns, 3), with any number of columns."""
+
+
+def ended(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None, *, timeout: float = 120.0
+) -> subprocess.CompletedProcess[str]:
+    """A command that ran in `folder` with the project on its path, and what it printed.
+
+    Its `environment` is added to that of the tests; the timeout is in seconds.
+    """
+    return subprocess.run(
+        arguments,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
 
 class Command:
     """A command that runs in a session of its own, and what it prints."""

@@ -1,6 +1,5 @@
 """The command line, as real processes: `autodist run` with scripts that need no TensorFlow, and `autodist inspect`."""
 
-import io
 import os
 import pty
 import re
@@ -13,14 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from autodist_py import supervisor
-from autodist_py.oom import killed_for_memory
 from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
 from autodist_py.proto.strategy import Strategy
-from autodist_py.relay import Screen
 from autodist_py.resources import local_resource_spec
 from tests.runtime.runs import PREAMBLE
 
@@ -251,42 +246,6 @@ def test_other_workers_have_the_last_word_when_the_chief_is_killed_and_none_is_l
     pids = [int(pid) for pid in re.findall(r"\] pid (\d+)", ended.stdout)]
     assert len(pids) == 2
     assert not any(map(is_running, pids))
-
-
-@pytest.mark.parametrize(
-    ("counts", "wanted"),
-    [
-        ((3, 3), "not by the kernel for lack of memory"),
-        ((3, 5), "the kernel has killed 2 processes here since then for lack of memory"),
-        ((None, None), "`dmesg` tells"),
-    ],
-)
-def test_what_the_system_says_of_memory_is_said_of_a_chief_that_was_killed(monkeypatch, counts, wanted):
-    left = iter(counts)
-    monkeypatch.setattr(supervisor, "killed_for_memory", lambda: next(left))
-    written = io.StringIO()
-    screen = Screen(Console(file=written, width=300))
-    command = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
-    assert supervisor.run_chief(command, os.environ, worker_output="FD", output=screen, errors=screen) == 137
-    assert wanted in written.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("groups", "file", "content"),
-    [
-        ("0::/job/one\n", "job/one/memory.events", "low 0\noom 4\noom_kill 3\noom_group_kill 0\n"),
-        ("0::/seen/from/outside\n", "memory.events", "oom 4\noom_kill 3\n"),
-        ("8:pids:/\n4:cpu,memory:/job\n0::/\n", "memory/job/memory.oom_control", "under_oom 0\noom_kill 3\n"),
-        ("4:memory:/seen/from/outside\n", "memory/memory.oom_control", "under_oom 0\noom_kill 3\n"),
-    ],
-)
-def test_the_kernels_count_is_found_in_control_groups_of_both_versions(tmp_path, groups, file, content):
-    own, root = tmp_path / "cgroup", tmp_path / "root"
-    own.write_text(groups)
-    assert killed_for_memory(root, own) is None
-    (root / file).parent.mkdir(parents=True)
-    (root / file).write_text(content)
-    assert killed_for_memory(root, own) == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

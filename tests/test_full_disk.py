@@ -1,34 +1,20 @@
 """What a disk that takes no more does: files that only tell of a training end none, and destroy no file."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.test_plan import AUTODIST, ROOT
+from tests.processes import STEP_OF_A_WEIGHT, ended
+from tests.test_plan import AUTODIST
 
-SCRIPT = """
+SCRIPT = f"""{STEP_OF_A_WEIGHT}
 import resource, sys
-import numpy as np
-from autodist_py import AutoDist
-autodist = AutoDist()
-import tensorflow as tf
-
-weight = tf.Variable(np.ones([3]))
-
-@autodist.function
-def step(x):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(tf.linalg.matvec(x, weight) ** 2)
-    weight.assign_sub(0.01 * tape.gradient(loss, weight))
-    return loss
 
 limit = int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))  # As on a full disk, writes fail with an error.
 for number in range(8):
-    step(np.ones([4, 3]))
+    step(np.ones([4, 1, 3]))
 autodist.close()
 print("trained", weight.numpy()[0] < 1)
 """
@@ -36,17 +22,9 @@ print("trained", weight.numpy()[0] < 1)
 
 def train(folder: Path, limit: int, **environment: str) -> str:
     (folder / "train.py").write_text(SCRIPT)
-    ended = subprocess.run(
-        [sys.executable, "train.py", str(limit)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    output = ended.stdout + ended.stderr
-    assert ended.returncode == 0, output
+    run = ended([sys.executable, "train.py", str(limit)], folder, environment)
+    output = run.stdout + run.stderr
+    assert run.returncode == 0, output
     assert "trained True" in output
     return output
 
@@ -79,16 +57,7 @@ def test_a_folder_that_takes_no_files_is_a_warning_too(tmp_path: Path) -> None:
 def test_a_strategy_that_cannot_be_saved_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.replace("resource.setrlimit", "print"))
     saved = tmp_path / "no such folder" / "s.json"
-    command = [*AUTODIST, "plan", "--local", "2", "--save", str(saved), "train.py", "0"]
-    ended = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ended.returncode == 1
-    (line,) = ended.stderr.strip().splitlines()
+    run = ended([*AUTODIST, "plan", "--local", "2", "--save", str(saved), "train.py", "0"], tmp_path)
+    assert run.returncode == 1
+    (line,) = run.stderr.strip().splitlines()
     assert line.startswith(f"Error: {saved}: ") and "bytes cannot be written: No such file or directory" in line

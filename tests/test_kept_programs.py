@@ -1,15 +1,13 @@
 """Which programs are kept, and that those that are let go leave nothing behind."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from autodist_py.kept_programs import Bound, KeptPrograms
-from tests.processes import ROOT
+from tests.processes import STEP_OF_A_WEIGHT, ended
 
 
 def test_of_more_than_the_bound_those_go_that_were_not_used_for_longest():
@@ -43,21 +41,8 @@ def test_the_bound_is_said_once_when_it_is_reached():
     assert re.search(r"'train' was called with more signatures .* than 1: .*AUTODIST_KEPT_PROGRAMS", line)
 
 
-SCRIPT = """
+SCRIPT = f"""{STEP_OF_A_WEIGHT}
 import gc
-import numpy as np
-from autodist_py import AutoDist
-autodist = AutoDist()
-import tensorflow as tf
-
-weight = tf.Variable(np.ones([3]))
-
-@autodist.function
-def step(x):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(tf.linalg.matvec(tf.reduce_mean(x, 1), weight) ** 2)
-    weight.assign_sub(0.01 * tape.gradient(loss, weight))
-    return loss
 
 for number in range(500):
     step(np.ones([4, number + 1, 3]))
@@ -71,16 +56,8 @@ for number in range(500):
 @pytest.mark.slow
 def test_five_hundred_signatures_take_the_memory_of_a_hundred(tmp_path: Path):
     (tmp_path / "train.py").write_text(SCRIPT)
-    ended = subprocess.run(
-        [sys.executable, "train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "AUTODIST_KEPT_PROGRAMS": "50"},
-        capture_output=True,
-        text=True,
-        timeout=460,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("AUTODIST_KEPT_PROGRAMS") == 1
-    before, after = (float(line.split()[1]) for line in ended.stdout.splitlines() if line.startswith("MB"))
+    run = ended([sys.executable, "train.py"], tmp_path, {"AUTODIST_KEPT_PROGRAMS": "50"}, timeout=460)
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.count("AUTODIST_KEPT_PROGRAMS") == 1
+    before, after = (float(line.split()[1]) for line in run.stdout.splitlines() if line.startswith("MB"))
     assert after - before < 40, (before, after)  # All of them would take 600 more.

@@ -11,14 +11,13 @@ import pytest
 import tensorflow as tf
 
 from autodist_py import AutoDist
-from autodist_py.settings import DUMP_DIR_VARIABLE
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import StrategyBuilder
 from autodist_py.strategy_builders.partitioned import PartitionedAR
 from tests.cluster_pool import SHAPES, THREE_WORKERS, TWO_WORKERS, UNEVEN_WORKERS, Cluster
 from tests.cluster_pool import same_on_all_workers as same
 from tests.fit_oracle import compare, compiled, fitted
-from tests.oracle import SINGLE, Parts, Values, compare_function, compare_graph
+from tests.oracle import SINGLE, Parts, Values, compare_function, compare_graph, settings
 from tests.oracle_programs import FUNCTION_FAMILIES, SIZES, batches, graph_program
 from tests.served import InShards
 
@@ -46,12 +45,8 @@ def how_rows_travelled(folder: Path) -> str:
 def dumped(folder: str, run: Callable[[], Any]) -> tuple[Any, str]:
     """What `run` returns, and how rows travelled meanwhile."""
     own = Path(folder) / str(os.getpid())
-    os.environ[DUMP_DIR_VARIABLE] = str(own)
-    try:
-        result = run()
-    finally:
-        del os.environ[DUMP_DIR_VARIABLE]
-    return result, how_rows_travelled(own)
+    with settings(dump_dir=own):
+        return run(), how_rows_travelled(own)
 
 
 def train(

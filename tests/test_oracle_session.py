@@ -17,11 +17,10 @@ import tensorflow as tf
 import tf_keras
 
 from autodist_py import AutoDist, CaptureError, SessionError
-from autodist_py.programs import AloneProgram, StepProgram
 from autodist_py.strategy_builders.base import StrategyBuilder
 from tests.cluster_pool import TWO_REPLICAS, TWO_WORKERS, UNEVEN_WORKERS, Cluster
 from tests.cluster_pool import same_on_all_workers as same
-from tests.oracle import GraphTraining, Values, assert_close, compare_graph, kept_programs, session_values
+from tests.oracle import GraphTraining, Values, assert_close, compare_graph, programs_alive, session_values, settings
 from tests.oracle_programs import batches, graph_weights, initial_values, placeholders, predict, squared_error
 
 pytestmark = pytest.mark.parametrize(
@@ -194,7 +193,7 @@ def test_one_worker_may_evaluate_by_itself(cluster: Cluster):
 
 def keep_few_programs() -> Values:
     """Each worker lets go of other programs of its own, and all of the same ones that train."""
-    with kept_programs(2), sessions() as both:
+    with settings(kept_programs=2), programs_alive() as alive, sessions() as both:
         both.step(0)
         for number in range(1, 4):
             for wanted in (["loss:0"], ["predictions:0"], ["predictions:0", "loss:0"])[both.autodist.rank :]:
@@ -203,7 +202,7 @@ def keep_few_programs() -> Values:
             for wanted in (["train"], ["loss:0", "train"], ["predictions:0", "train"]):
                 both.run(wanted, number)
         gc.collect()
-        assert sum(isinstance(each, StepProgram | AloneProgram) for each in gc.get_objects()) <= 4
+        assert 2 < len(alive) <= 4
         return both.compare("at the end")
 
 

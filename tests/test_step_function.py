@@ -7,7 +7,6 @@ import functools
 import gc
 import itertools
 import logging
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ import pytest
 import tensorflow as tf
 
 from autodist_py import AutoDist, AutoDistError, CaptureError, ClusterError
-from autodist_py.programs import StepProgram
 from tests.cluster_pool import TWO_REPLICAS, TWO_WORKERS, Cluster
-from tests.oracle import assert_close, kept_programs
+from tests.oracle import assert_close, programs_alive, settings
 
 pytestmark = pytest.mark.parametrize(
     "cluster", [TWO_REPLICAS, TWO_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
@@ -483,15 +481,13 @@ def a_failure_on_a_replicas_rows_says_what_may_have_made_it() -> None:
 def weights_after(signatures: Sequence[int], *, most: int, **options: Any) -> np.ndarray:
     """After a step for each signature, of which no more than `most` have a program at any time."""
     model = Regression()
-    with kept_programs(most), AutoDist(**options) as autodist:
+    with settings(kept_programs=most), programs_alive() as alive, AutoDist(**options) as autodist:
         step = autodist.function(lambda x, y: model.step(tf.reduce_mean(x, 1), y))
-        alive: weakref.WeakSet[StepProgram] = weakref.WeakSet()
         for number, columns in enumerate(signatures):
             x = X[:, None] * np.linspace(0.5, 1 + 0.1 * number, columns)[:, None]
             step(x, Y)
             gc.collect()
-            alive.update(each for each in gc.get_objects() if isinstance(each, StepProgram))
-            assert len(alive) <= most
+            assert 0 < len(alive) <= most
     return model.weight.numpy()
 
 
@@ -515,7 +511,7 @@ def a_program_that_draws_numbers_by_itself_is_not_let_go() -> None:
 
     def drawn(step: Callable[..., Any], most: int) -> list[float]:
         tf.random.set_seed(7)
-        with kept_programs(most), AutoDist() as autodist:
+        with settings(kept_programs=most), AutoDist() as autodist:
             run = autodist.function(step)
             return [float(run(np.ones([4, columns]))) for columns in (3, 4, 3, 4, 3)]
 
@@ -527,7 +523,7 @@ def a_program_that_draws_numbers_by_itself_is_not_let_go() -> None:
 
 def workers_that_step_by_themselves_let_go_of_nothing() -> None:
     model = Regression()
-    with kept_programs(1), AutoDist(strategy_builder="PS(sync=False)") as autodist:
+    with settings(kept_programs=1), AutoDist(strategy_builder="PS(sync=False)") as autodist:
         step = autodist.function(lambda x, y: model.step(tf.reduce_mean(x, 1), y))
         for columns in (1, 2, *((1, 2) if autodist.is_chief else (2, 1))):
             step(X[:, None] * np.ones([columns, 1]), Y)
@@ -540,7 +536,7 @@ def a_step_that_is_another_when_it_is_traced_again_is_refused() -> None:
         def step(x: tf.Tensor, y: tf.Tensor, uses: dict[str, Any]) -> tf.Tensor:
             return uses["w"].step(tf.reduce_mean(x, 1), y, rate=uses["rate"]) * tf.cast(uses["tensor"][0], tf.float64)
 
-        with kept_programs(1), AutoDist() as autodist:
+        with settings(kept_programs=1), AutoDist() as autodist:
             run = autodist.function(functools.partial(step, uses=uses))
             for columns in (1, 2, 1):
                 run(X[:, None] * np.ones([columns, 1]), Y)

@@ -1,4 +1,7 @@
-"""Which gradients are recorded, what they are, and what cannot be."""
+"""Which gradients are recorded, what they are, and what cannot be.
+
+One module, though long: the same few models are recorded in all of it.
+"""
 
 import inspect
 

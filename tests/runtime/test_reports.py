@@ -1,4 +1,7 @@
-"""Workers that are missing, by what heartbeats say, or do not say. Time passes only where the coordinator waits."""
+"""Workers that are missing, by what heartbeats say, or do not say. Time passes only where the coordinator waits.
+
+One module, though long: all of it runs on one clock of its own.
+"""
 
 import threading
 from collections.abc import Callable

@@ -184,7 +184,7 @@ class Cluster:
             environment = own | {
                 "AUTODIST_RESOURCE_SPEC": str(spec),
                 "AUTODIST_OUTPUT": "all",
-                # Cases are not about it, and Python stands still while TensorFlow destroys an iterator: up to a minute.
+                # Cases are not about it, and two cores may be busy with the processes of several clusters.
                 "AUTODIST_HEARTBEAT_TIMEOUT": "120",
                 ADDRESS_VARIABLE: f"{host}:{port}",
                 AUTHKEY_VARIABLE: authkey.hex(),

@@ -18,6 +18,7 @@ from autodist_py.runtime.launcher import (
     secret_from_input,
     stop_workers,
 )
+from autodist_py.runtime.liveness import answers, ask_seconds
 from autodist_py.runtime.ports import host_and_port, require_own_address
 from autodist_py.runtime.service import serve
 from autodist_py.runtime.ssh_launcher import SshLauncher
@@ -40,7 +41,9 @@ class Chief:
     _secret: str
     _server: grpc.Server
     _address: str
+    _ask_seconds: float
     _workers: list[Worker] = field(default_factory=list)
+    _asked: set[int] = field(default_factory=set)
 
     @classmethod
     def start(cls, resources: ResourceSpec, settings: Settings) -> "Chief":
@@ -65,7 +68,8 @@ class Chief:
         # A host name may stand for another address here than elsewhere (127.0.1.1 on Debian).
         host = address if resources.is_local else _ALL_ADDRESSES
         server, port = serve(coordinator, secret, host=host, port=settings.coordinator_port)
-        return cls(coordinator, resources, launcher, secret, server, host_and_port(address, port))
+        patience = ask_seconds(settings.heartbeat_timeout)
+        return cls(coordinator, resources, launcher, secret, server, host_and_port(address, port), patience)
 
     def launch_workers(self) -> None:
         """Every other worker's script has started, and its end is reported to the coordinator.
@@ -80,11 +84,25 @@ class Chief:
                 self._workers.append(self._launcher.launch(job, on_exit=self.coordinator.process_ended))
 
     def stop_silent(self) -> None:
-        """The workers whose heartbeat is missing, if any, are being ended: they cannot end by themselves."""
+        """The workers whose heartbeat is missing, if any, are being ended: they cannot end by themselves.
+
+        One whose Python stands still is missing later: whether its process lives is asked before.
+        """
+        for rank, server in self.coordinator.doubtful().items():
+            if rank not in self._asked:
+                self._asked.add(rank)
+                threading.Thread(target=self._ask, args=[rank, server], name="autodist-ask", daemon=True).start()
         silent = self.coordinator.check_heartbeats()
         if silent:
             workers = [worker for worker in self._workers if worker.rank in silent]
             threading.Thread(target=stop_workers, args=[workers], kwargs={"grace": 0.0}, daemon=True).start()
+
+    def _ask(self, rank: int, server: str) -> None:
+        try:
+            if answers(server, self._ask_seconds):
+                self.coordinator.lives(rank)
+        finally:
+            self._asked.discard(rank)
 
     def wait_for_workers(self) -> None:
         """All workers have left, and their processes have ended; one that does not end is made to."""

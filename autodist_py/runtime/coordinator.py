@@ -293,6 +293,17 @@ class Coordinator:
         with self._changed:
             return self._cause
 
+    def doubtful(self) -> dict[int, str]:
+        """The TensorFlow servers, by rank, of those that will soon be lost, as no heartbeat came, unless they live."""
+        with self._changed:
+            others = self._reports.ranks - self._left - self._lost.keys() - {_CHIEF}
+            return {rank: self._servers[rank] for rank in self._reports.doubtful(others)}
+
+    def lives(self, rank: int) -> None:
+        """That worker's process lives, though no heartbeat comes."""
+        with self._changed:
+            self._reports.lives(rank)
+
     def check_heartbeats(self) -> list[int]:
         """Ends the run when a worker has been silent, or waited for, for too long.
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Collection
 from typing import NamedTuple
 
+from autodist_py.runtime.liveness import STILL_SECONDS
 from autodist_py.runtime.waits import LEAST_SILENCE_SECONDS, PROMPT_SECONDS, Waits
 
 HEARTBEAT_SECONDS = 1.0
@@ -18,18 +19,25 @@ _RECENT_SECONDS = 10.0
 class _Report(NamedTuple):
     """A worker's last one: when it came, its waits, since when they are of this step, and when the one before came.
 
-    A worker reports again when it is answered, so it has said this one after that before came.
+    A worker reports again when it is answered, so it has said this one after that before came. Since it came the worker
+    was last known to be `alive`, if it was.
     """
 
     seen: float
     waits: Waits
     since: float
     before: float
+    alive: float = -math.inf
 
     def later(self, seconds: float) -> "_Report":
         """The report as if it had come so much later, but not later than now."""
         now = time.monotonic()
         return self._replace(seen=min(now, self.seen + seconds), since=min(now, self.since + seconds))
+
+    @property
+    def known(self) -> float:
+        """When the worker was last known to live; one that only lives, and says nothing, counts for a while."""
+        return max(self.seen, min(self.alive, self.seen + STILL_SECONDS))
 
     @property
     def has_limit(self) -> bool:
@@ -55,6 +63,10 @@ class Reports:
         is_same = last is not None and (last.waits.step, bool(last.waits.what)) == (waits.step, bool(waits.what))
         since, before = (now, -math.inf) if last is None else (last.since if is_same else now, last.seen)
         self._last[rank] = _Report(now, waits, since, before)
+
+    def lives(self, rank: int) -> None:
+        """A worker that has joined lives, by another sign than a report."""
+        self._last[rank] = self._last[rank]._replace(alive=time.monotonic())
 
     @property
     def ranks(self) -> set[int]:
@@ -109,17 +121,23 @@ class Reports:
                     return rank, f"{limit:g} s after another {rule}"
         return None
 
+    def doubtful(self, ranks: Collection[int]) -> list[int]:
+        """Which of these will soon be silent for as long as the heartbeat's timeout: ask whether they live."""
+        now = time.monotonic()
+        return [rank for rank in sorted(ranks) if now - self._last[rank].seen > self._heartbeat_timeout / 2]
+
     def silent(self, ranks: Collection[int]) -> dict[int, str]:
         """Which of these have not been heard of for so long that they are lost, and for how long.
 
-        It is the heartbeat's timeout, or the shorter one of a step in which another has been as long.
+        It is the heartbeat's timeout, in which no other sign of life came either, or the shorter one of a step in which
+        another has been as long.
         """
         now = time.monotonic()
         found: dict[int, str] = {}
         for rank in sorted(ranks):
             quiet = now - self._last[rank].seen
-            if quiet > self._heartbeat_timeout:
-                found[rank] = f"no heartbeat for {self._heartbeat_timeout:g} s"
+            if now - self._last[rank].known > self._heartbeat_timeout:
+                found[rank] = self._why_lost(quiet)
                 continue
             for last in self._last.values():
                 silence = last.waits.silence
@@ -127,6 +145,11 @@ class Reports:
                 if is_waiting and quiet > silence:
                     found[rank] = f"no heartbeat for {silence:g} s, with timeout_seconds {last.waits.seconds:g}"
         return found
+
+    def _why_lost(self, quiet: float) -> str:
+        if quiet > STILL_SECONDS + self._heartbeat_timeout:
+            return f"no heartbeat for {quiet:.0f} s; its Python stands still, or has ended, though its process lives"
+        return f"no heartbeat for {self._heartbeat_timeout:g} s"
 
     def waiting(self, ranks: Collection[int]) -> dict[int, Waits]:
         """Which of these are in a step of all workers, and what it waits in; one that was stopped in it is first."""

@@ -15,6 +15,7 @@ from autodist_py.proto import coordinator_pb2 as pb
 from autodist_py.proto import coordinator_pb2_grpc as pb_grpc
 from autodist_py.proto.errors import AutoDistError, ClusterError, WorkerFailedError
 from autodist_py.runtime.calls import CoordinatorCalls, Membership, Pulse
+from autodist_py.runtime.liveness import ask_seconds
 from autodist_py.runtime.ports import host_and_port
 from autodist_py.runtime.waits import NO_WAITS, STOPPING_SECONDS, Waits
 
@@ -31,6 +32,10 @@ _REPLY_SECONDS = 10.0
 
 class ChiefLostError(ClusterError):
     """The coordinator does not answer: the chief's process has ended, stands still, or cannot be reached."""
+
+
+class ChiefSilentError(ChiefLostError):
+    """The coordinator has not answered in time, and nothing says that it cannot be reached."""
 
 
 # -- The chief's end --------------------------------------------------------------------------------------------------
@@ -238,7 +243,7 @@ class CoordinatorClient:
         return bytes(reply.value) if reply.announced else None
 
     def heartbeat(self, rank: int, step: int, waits: Waits = NO_WAITS) -> Pulse:
-        """See CoordinatorCalls."""
+        """See CoordinatorCalls. It leaves time for asking, within the timeout, whether a silent chief lives."""
         request = pb.HeartbeatRequest(
             rank=rank,
             step=step,
@@ -247,7 +252,8 @@ class CoordinatorClient:
             waits_in=waits.what,
             stopped_in=waits.stopped_in,
         )
-        reply = self._call(self._stub.Heartbeat, request, self._heartbeat_timeout)
+        patience = self._heartbeat_timeout - ask_seconds(self._heartbeat_timeout)
+        reply = self._call(self._stub.Heartbeat, request, patience)
         return Pulse(reply.cause or None, reply.finished, tuple(reply.lost), reply.suspicion or None)
 
     def abort(self, rank: int, event: str, *, detail: str, step: int) -> str:
@@ -285,4 +291,5 @@ class CoordinatorClient:
                 "which gives them the secret on their standard input; where workers are started by hand, each process "
                 "is given the same."
             )
-        return ChiefLostError(f"the coordinator at {self._address} does not answer ({code.name}: {message})")
+        kind = ChiefSilentError if code is grpc.StatusCode.DEADLINE_EXCEEDED else ChiefLostError
+        return kind(f"the coordinator at {self._address} does not answer ({code.name}: {message})")

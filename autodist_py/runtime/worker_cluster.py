@@ -19,23 +19,24 @@ from autodist_py.proto.errors import AutoDistError, ClusterError, WorkerFailedEr
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.runtime import tf_adapter
 from autodist_py.runtime.announcements import NO_STEP
-from autodist_py.runtime.calls import CoordinatorCalls
+from autodist_py.runtime.calls import CoordinatorCalls, Pulse
 from autodist_py.runtime.chief import Chief
 from autodist_py.runtime.launcher import secret_from_input
+from autodist_py.runtime.liveness import STILL_SECONDS, answers, ask_seconds
 from autodist_py.runtime.loopback import closed_to_others
 from autodist_py.runtime.ports import HeldPort, host_and_port
 from autodist_py.runtime.process import observe_script, one_line
-from autodist_py.runtime.service import ChiefLostError, CoordinatorClient
+from autodist_py.runtime.service import ChiefLostError, ChiefSilentError, CoordinatorClient
 from autodist_py.runtime.waits import PROMPT_SECONDS, OwnWaits
 from autodist_py.settings import Settings
 
 _log = logging.getLogger(__name__)
 
 AGREE_SECONDS = 600.0
+"""How long workers wait for each other, if not told otherwise: one may still trace a large model."""
 
 HEAR_SECONDS = 24 * 3600.0
 """What the chief does between two steps is its own matter; that it lives is seen by its heartbeats."""
-"""How long workers wait for each other, if not told otherwise: one may still trace a large model."""
 
 CAUSE_SECONDS = 2.0
 """How long an error that may follow from another worker's failure waits for that failure to be known."""
@@ -70,6 +71,7 @@ class WorkerCluster:
         self.is_chief = chief is not None
         self.run_id = ""
         self.seed = 0
+        self._servers: tuple[str, ...] = ()
         self._step = 0
         self._heard_at = 0
         self._heard: Counter[tuple[int, str]] = Counter()
@@ -148,7 +150,7 @@ class WorkerCluster:
                 timeout=timeout,
             )
         )
-        self.run_id, self.seed = membership.run_id, membership.seed
+        self.run_id, self.seed, self._servers = membership.run_id, membership.seed, membership.servers
         self._heart.start()
         if not self.is_chief:
             self._ear.start()
@@ -360,7 +362,7 @@ class WorkerCluster:
             while not self._failed.is_set():
                 if self._chief is not None:
                     self._chief.stop_silent()
-                pulse = self._call(lambda: self._calls.heartbeat(self.rank, self.step, self._waits.now))
+                pulse = self._call(self._pulse)
                 self._waits.answered()
                 if pulse.suspicion is not None:
                     self._stop_step(pulse.suspicion)
@@ -371,6 +373,21 @@ class WorkerCluster:
                     self._lose(rank)
                 if pulse.finished:
                     return
+
+    def _pulse(self) -> Pulse:
+        """What the chief answers to a heartbeat.
+
+        It is asked again while its process lives, but its Python stands still; so it is, too, after this process's own
+        has stood still for as long as an answer may take.
+        """
+        begun = time.monotonic()
+        while True:
+            try:
+                return self._calls.heartbeat(self.rank, self.step, self._waits.now)
+            except ChiefSilentError:
+                is_over = time.monotonic() - begun > STILL_SECONDS
+                if is_over or not answers(self._servers[0], ask_seconds(self.heartbeat_timeout)):
+                    raise
 
     def _listen(self) -> None:
         """Looks whether the chief answers, while a step waits that has a timeout; a heartbeat may wait for longer."""

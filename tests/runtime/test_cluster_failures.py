@@ -194,6 +194,26 @@ def test_a_worker_whose_script_is_over_does_not_wait_for_a_chief_that_is_silent(
     until(lambda: not is_running(run.pids[1]), END_SECONDS)
 
 
+def test_a_process_whose_python_stands_still_is_not_lost(start):
+    """Neither for the others, nor for itself when it goes on: heartbeats stop, but its TensorFlow server answers."""
+    run = start(
+        """
+        import ctypes
+        join()
+        ready()
+        for rank in (1, 0):
+            if cluster.rank == rank:
+                ctypes.PyDLL(None).sleep(7)  # It keeps Python's lock.
+            cluster.barrier(f"{rank} goes on")
+        print("over", flush=True)
+    """,
+        AUTODIST_HEARTBEAT_TIMEOUT="2",
+    )
+
+    assert run.end(6 * END_SECONDS) == 0, run.text
+    assert run.causes == {} and "over" in run.lines and "[1] over" in run.lines, run.text
+
+
 def test_a_worker_that_ends_before_joining_is_reported_at_once(start):
     run = start("""
         if "AUTODIST_RANK" in os.environ:

@@ -3,6 +3,7 @@
 import pytest
 
 from autodist_py.runtime import reports
+from autodist_py.runtime.liveness import STILL_SECONDS
 from autodist_py.runtime.reports import Reports
 from autodist_py.runtime.waits import NO_WAITS, PROMPT_SECONDS, Waits
 from tests.runtime.clock import Clock
@@ -63,6 +64,39 @@ def test_who_falls_silent_as_soon_as_the_chief_goes_on_is_lost_as_soon_as_ever(
     go_on(found, clock, {0: Waits(1, limit, W)}, (limit or heartbeat) - PROMPT_SECONDS)
     assert found.silent({1}) == {}
     go_on(found, clock, {0: Waits(1, limit, W)}, 1.0)
+    assert found.silent({1}).keys() == {1}
+
+
+def test_who_lives_but_reports_nothing_is_waited_for_to_a_limit(clock: Clock) -> None:
+    found = Reports(4.0)
+    told(found, {0: NO_WAITS, 1: NO_WAITS, 2: NO_WAITS})
+    go_on(found, clock, {0: NO_WAITS}, 1.0)
+    assert found.doubtful({1, 2}) == []
+    go_on(found, clock, {0: NO_WAITS}, 2.0)
+    assert found.doubtful({1, 2}) == [1, 2]
+    while clock.now < 1000.0 + STILL_SECONDS:
+        found.lives(1)
+        go_on(found, clock, {0: NO_WAITS}, 2.0)
+        assert 1 not in found.silent({1, 2})
+    assert found.silent({1, 2}) == {2: "no heartbeat for 4 s"}
+
+    for _ in range(4):
+        found.lives(1)
+        go_on(found, clock, {0: NO_WAITS}, 2.0)
+    assert "its Python stands still" in found.silent({1})[1]
+
+    told(found, {1: NO_WAITS})
+    assert found.silent({1}) == {}
+
+
+def test_who_lived_a_while_ago_is_lost(clock: Clock) -> None:
+    found = Reports(4.0)
+    told(found, {0: NO_WAITS, 1: NO_WAITS})
+    go_on(found, clock, {0: NO_WAITS}, 3.0)
+    found.lives(1)
+    go_on(found, clock, {0: NO_WAITS}, 4.0)
+    assert found.silent({1}) == {}
+    go_on(found, clock, {0: NO_WAITS}, 0.5)
     assert found.silent({1}).keys() == {1}
 
 

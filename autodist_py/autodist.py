@@ -492,7 +492,9 @@ class AutoDist:
 
     def _compiled(self, name: str, captured: CapturedFunction, *, together: bool) -> Program:
         if not captured.item.gradients and not together:
-            return self._compiler.alone(captured.item, captured.variables, captured.state, name=name)
+            return self._compiler.alone(
+                captured.item, captured.variables, captured.state, name=name, may_go=captured.is_plain
+            )
         self._look_for_writers()
         strategy = self._compiler.strategy(captured.item)
         return self._compiler.distributed(
@@ -503,6 +505,7 @@ class AutoDist:
             name=name,
             examples=captured.examples,
             own=captured.own,
+            may_go=captured.is_plain,
         )
 
     def _look_for_writers(self) -> None:

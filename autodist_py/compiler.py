@@ -9,7 +9,7 @@ import logging
 import re
 import time
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -78,6 +78,7 @@ class Compiler:
         self.served = Served(cluster, self._key, resources.server_devices)
         """The variables that live on servers."""
         self.memories = Memories()
+        self._told: set[tuple[str, str]] = set()
         key = f"{name}/timeline"
         self._timeline = Timeline(timeline, cluster, key=key, pause=self.served.pause) if timeline else None
 
@@ -107,6 +108,7 @@ class Compiler:
         namespace: str = "",
         examples: int | None = None,
         own: Collection[str] = (),
+        may_go: bool = True,
     ) -> StepProgram:
         """A program that all workers run together.
 
@@ -119,6 +121,7 @@ class Compiler:
             namespace: see Executor.
             examples: how many this worker is given in the step that is compiled for; None: not known.
             own: names of inputs that are each worker's own, and not compared.
+            may_go: whether this worker could let the program go; it may if all could.
         """
         begin = time.perf_counter()
         strategy = self.served.at_home(strategy, variables)
@@ -126,8 +129,7 @@ class Compiler:
         if place.num_replicas > 1 and self._options.refuses_mixtures:
             require_no_mixture(item, name)
         if place.num_replicas > 1 and self.cluster.is_chief:
-            for warning in inexact(item):
-                _log.warning("%s: %s", name, warning)
+            self._warn(name, inexact(item))
         self.broadcast_initial_values(variables)
         chosen = self._with_engine_started(item, strategy, name)
         options = replace(
@@ -142,8 +144,8 @@ class Compiler:
         fed = [source.name for source in item.inputs if source.kind == "feed"]
         checked_steps = self._checked_steps if program.pace.is_together else 0
         check = InputCheck(self.cluster, self._key("inputs"), fed, own=own, steps=checked_steps)
-        for warning in self._otherwise(program, strategy) if self.cluster.is_chief else ():
-            _log.warning("%s: %s", name, warning)
+        if self.cluster.is_chief:
+            self._warn(name, self._otherwise(program, strategy))
         own = {**variables, **self.memories.of(program.memories, variables, self.cluster.num_workers)}
         shards = self.served.hold(program, strategy, own)
         executor = self._executor(program, {**variables, **shards}, state, name, namespace)
@@ -158,7 +160,7 @@ class Compiler:
             timeout=strategy.timeout_seconds,
             timeline=self._timeline if program.pace.is_together else None,
             times=self._times(program, name),
-            may_go=program.pace.is_together and not own_state(item),
+            may_go=self._may_go_everywhere(may_go and program.pace.is_together and not own_state(item)),
         )
         if messages is not None and program.pace.is_together:
             weakref.finalize(step, messages.close)
@@ -183,6 +185,7 @@ class Compiler:
         *,
         name: str,
         namespace: str = "",
+        may_go: bool = True,
     ) -> AloneProgram:
         """A program without the step's update, that this worker runs by itself on the whole of what it is given.
 
@@ -212,7 +215,7 @@ class Compiler:
             written,
             self.served.homes,
             self.written_alone,
-            may_go=not own_state(item),
+            may_go=may_go and not own_state(item),
         )
 
     def place(self, strategy: Strategy) -> Place:
@@ -344,6 +347,20 @@ class Compiler:
             f"{_first_difference(texts[0].decode(), texts[different[0]].decode())}. Look for code that depends on the "
             "rank, the host, the time, the order of a set, or random numbers"
         )
+
+    def _may_go_everywhere(self, may_go: bool) -> bool:
+        """Whether all workers may let a program go: they let go of the same ones, and compile those anew together."""
+        if self.cluster.num_workers == 1:
+            return may_go
+        everyone = self.cluster.compare(self._key("may_go"), b"yes" if may_go else b"no")
+        return all(said == b"yes" for said in everyone.values())
+
+    def _warn(self, name: str, warnings: Iterable[str]) -> None:
+        """Each warning of a step is said once, for whatever signature it is compiled, and if it is compiled again."""
+        for warning in warnings:
+            if (told := (name.rpartition("/")[0] or name, warning)) not in self._told:
+                self._told.add(told)
+                _log.warning("%s: %s", name, warning)
 
     def _require_same_launches(self, program: CompiledProgram) -> None:
         if self.cluster.num_workers == 1:

@@ -160,7 +160,7 @@ class DistributedFunction:
             raise
         # Remembered only now: arguments that cannot be run together must not decide what the batch is.
         self._num_made += 1
-        self._programs.add(call.key, made, made.program.goes_among if _is_plain(call.structure) else "")
+        self._programs.add(call.key, made, made.program.goes_among)
         self._batched_before.setdefault(call.kind, call.batched)
         return captured.result.pack(values)
 
@@ -280,7 +280,7 @@ class DistributedFunction:
         fed = (source.name for source in captured.item.inputs if source.kind == "feed")
         named = zip(self._slot_names(call.structure), fed, strict=True)
         own = frozenset(fed_as for (parameter, _), fed_as in named if parameter in self._own)
-        return replace(captured, examples=call.examples, own=own)
+        return replace(captured, examples=call.examples, own=own, is_plain=_is_plain(call.structure))
 
     def _slot_names(self, structure: Any) -> list[tuple[str, str]]:
         """For each tensor argument its parameter, and its own name."""

@@ -1,5 +1,6 @@
 """Which programs are kept: of more than a bound those go that were not used for longest, as each takes megabytes."""
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
@@ -33,42 +34,46 @@ class Bound:
 class KeptPrograms(Generic[Key, Made]):
     """The programs of one step, or session, by signature.
 
-    Programs that all workers run together go apart from those that a worker runs by itself: all workers use the former
-    in the same order, so all let go of the same ones, and then compile anew together.
+    Programs that all workers run together are counted apart from a worker's own. All workers use them in the same
+    order, so all let go of the same ones, and compile them anew together.
     """
 
     def __init__(self, what: str, bound: Bound, let_go: Callable[[Key, Made], None] = lambda key, made: None):
         """No program yet of `what`, as users know it; `let_go` is told of each that goes."""
         self._what, self._bound, self._let_go = what, bound, let_go
+        self._lock = threading.RLock()  # A thread of the script may evaluate while another one trains.
         self._made: dict[Key, Made] = {}
         self._may_go: dict[str, OrderedDict[Key, None]] = {}
 
     def use(self, key: Key) -> Made | None:
         """The program of that signature, which is now the one that was used last; None: there is none."""
-        for keys in self._may_go.values():
-            if key in keys:
-                keys.move_to_end(key)
-        return self._made.get(key)
+        with self._lock:
+            for keys in self._may_go.values():
+                if key in keys:
+                    keys.move_to_end(key)
+            return self._made.get(key)
 
-    def add(self, key: Key, made: Made, among: str) -> None:
+    def add(self, key: Key, made: Made, pool: str) -> None:
         """Keep a new program.
 
         Args:
             key: its signature.
             made: the program.
-            among: which ones of more than the bound one goes of; "": this one stays, as it keeps something.
+            pool: with which ones it is counted; "": with none, as it is never let go.
         """
-        self._made[key] = made
-        if not among:
-            return
-        keys = self._may_go.setdefault(among, OrderedDict())
-        keys[key] = None
-        while len(keys) > self._bound.most:
-            self._bound.reached(self._what)
-            gone, _ = keys.popitem(last=False)
-            self._let_go(gone, self._made.pop(gone))
+        with self._lock:
+            self._made[key] = made
+            if not pool:
+                return
+            keys = self._may_go.setdefault(pool, OrderedDict())
+            keys[key] = None
+            while len(keys) > self._bound.most:
+                self._bound.reached(self._what)
+                gone, _ = keys.popitem(last=False)
+                self._let_go(gone, self._made.pop(gone))
 
     def clear(self) -> None:
         """Let go of all."""
-        self._made.clear()
-        self._may_go.clear()
+        with self._lock:
+            self._made.clear()
+            self._may_go.clear()

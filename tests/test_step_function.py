@@ -529,6 +529,17 @@ def workers_that_step_by_themselves_let_go_of_nothing() -> None:
             step(X[:, None] * np.ones([columns, 1]), Y)
 
 
+def an_object_that_one_worker_has_keeps_the_programs_of_all() -> None:
+    model = Regression()
+    with settings(kept_programs=1), programs_alive() as alive, AutoDist() as autodist:
+        step = autodist.function(lambda x, y, writer: model.step(tf.reduce_mean(x, 1), y))
+        writer = Regression() if autodist.is_chief else None
+        for columns in (1, 2, 1):
+            step(X[:, None] * np.ones([columns, 1]), Y, writer)
+        gc.collect()
+        assert len(alive) == 2
+
+
 def a_step_that_is_another_when_it_is_traced_again_is_refused() -> None:
     for what, change in (("its graph", "rate"), ("the tensor '.*' that it closes over", "tensor"), ("variable", "w")):
         uses: dict[str, Any] = {"rate": 0.1, "tensor": tf.fill([9999], 0.1), "w": Regression()}
@@ -593,6 +604,7 @@ CASES = [
     a_program_that_was_let_go_is_compiled_again_and_goes_on,
     a_program_that_draws_numbers_by_itself_is_not_let_go,
     workers_that_step_by_themselves_let_go_of_nothing,
+    an_object_that_one_worker_has_keeps_the_programs_of_all,
     a_step_that_is_another_when_it_is_traced_again_is_refused,
     the_chief_may_evaluate_alone,
     each_worker_by_itself_must_not_write_state_from_its_part,

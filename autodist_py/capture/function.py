@@ -84,6 +84,7 @@ class CapturedFunction:
         examples: how many there are in the call that it was captured for; None: not known.
         graph: the graph that was traced, in which ops know the user's lines.
         own: names of inputs that are each worker's own, though the batch is the same for all.
+        is_plain: whether a call like this one is known by values alone, for ever: it has no object of the user's.
     """
 
     item: GraphItem
@@ -94,6 +95,7 @@ class CapturedFunction:
     examples: int | None = None
     graph: tf.Graph | None = None
     own: frozenset[str] = frozenset()
+    is_plain: bool = True
 
 
 def capture_function(

@@ -62,8 +62,8 @@ PAIRS = Mixture("pairs each example with the others of the batch")
 OF_POOLED = Mixture("is no sum or mean over examples, and is computed from one")
 BY_POOLED = Mixture("computes each example's value with a sum or mean over the batch")
 OF_CHOSEN = Mixture(
-    "averages over examples that were chosen, of which each replica has another number: divide their sum by their "
-    "number, tf.reduce_sum(x) / tf.cast(tf.size(x), x.dtype)"
+    "averages over examples that were chosen, of which replicas may have different numbers: divide their sum by their "
+    "number, tf.reduce_sum(x) / tf.cast(tf.size(x), x.dtype), or tf.shape(x)[0] where the mean is along the rows alone"
 )
 ADDS_SUM = Mixture("adds a sum over examples to what is a mean, or is of each example")
 

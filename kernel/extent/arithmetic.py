@@ -51,7 +51,7 @@ def _product(operands: Operands) -> Extent:
 
 def _quotient(operands: Operands) -> Extent:
     over, under = operands.extents
-    if not tf.as_dtype(operands.node.attr["T"].type).is_floating:
+    if tf.as_dtype(operands.node.attr["T"].type).is_integer:
         return _elementwise(operands)
     if under is SAME and over in FIXED | {PLUS}:
         return over
@@ -107,7 +107,7 @@ def _reduction(over_rows: Extent, *, linear: bool) -> Rule:
 
 def _floors(operands: Operands) -> bool:
     """Whether a mean of integers is taken."""
-    return operands.node.op == "Mean" and not tf.as_dtype(operands.node.attr["T"].type).is_floating
+    return operands.node.op == "Mean" and tf.as_dtype(operands.node.attr["T"].type).is_integer
 
 
 def _matmul(operands: Operands) -> Extent:

@@ -88,10 +88,7 @@ def _combined(program: Program, exchange: Exchange, scope: str) -> Fragment:
     def total(batch: Sequence[tf.Tensor], gradients: Sequence[Sequence[Sequence[tf.Tensor]]]) -> list[list[tf.Tensor]]:
         summed = summed_gradients(program, exchange.gradients, batch, gradients, ())
         each = zip(summed, gradients, strict=True)
-        return [  # Indices that are the same for all replicas are the first one's: their identity is combined.
-            [tf.identity(tf.cast(one, own.dtype)) for one, own in zip(parts, first, strict=True)]
-            for parts, (first, *_) in each
-        ]
+        return [[tf.cast(one, own.dtype) for one, own in zip(parts, first, strict=True)] for parts, (first, *_) in each]
 
     return trace(
         total,

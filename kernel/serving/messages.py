@@ -210,7 +210,10 @@ def summed_gradients(
             if gradient.is_sparse:
                 parts = [(tensors[0], own) for tensors, own in zip(replicas, values, strict=True)]
                 sums = program.options.sum_duplicates or gradient.variable in summable
-                summed.append([*joined_rows(gradient, parts, sums=sums), tf.identity(replicas[0][2])])
+                indices, rows = joined_rows(gradient, parts, sums=sums)
+                if gradient.indices == "same":  # They are the first replica's, as the shape is: an op stands for all.
+                    indices = tf.identity(indices)
+                summed.append([indices, rows, tf.identity(replicas[0][2])])
             else:
                 summed.append([tf.add_n(values)])
         return summed

@@ -79,6 +79,8 @@ MEAN = {
     "a mean of sums": lambda x, y: tf.reduce_mean(tf.reduce_sum(x, axis=1)),
     "a sum over features of a mean": lambda x, y: tf.reduce_sum(tf.reduce_mean(x, axis=0)),
     "a real part of a mean": lambda x, y: tf.math.real(tf.math.conj(tf.complex(tf.reduce_mean(x), FACTOR[0]))),
+    "a mean of complex numbers": lambda x, y: tf.reduce_mean(tf.complex(y, y)),
+    "a complex mean by a constant": lambda x, y: tf.reduce_mean(tf.complex(y, y)) / tf.constant(2j, tf.complex128),
     "a stack of means": lambda x, y: tf.stack([tf.reduce_mean(x), tf.reduce_mean(y)]),
 }
 COMPUTED_OF_ALL = {

@@ -83,8 +83,8 @@ def run(
     that the chief keeps rewriting (a progress bar) stays at the bottom of a terminal; elsewhere its last state is
     printed. The script's input is empty. Ctrl-C is passed on to the chief, which has 15 s to end.
 
-    The exit code is the chief's, 128 + n if signal n ended it. That is said where nobody asked for it, and whether the
-    kernel sent it for lack of memory.
+    The exit code is the chief's, 128 + n if signal n ended it. If a signal that `autodist run` did not send ended the
+    chief, it says so, and for SIGKILL what the kernel counts of ends for lack of memory.
     """
     _require_one_of_local_and_spec(workers, spec, cpus)
     if timeline is not None and not timeline.absolute().parent.is_dir():

@@ -9,6 +9,8 @@ _ROOT = Path("/sys/fs/cgroup")
 def killed_for_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> int | None:
     """The number for this process's control group and those inside it; None: the system does not say.
 
+    Version 1 of control groups counts for each alone, so those inside are not in its number.
+
     Args:
         root: where control groups are mounted.
         own: the file that names this process's.
@@ -27,7 +29,8 @@ def killed_for_memory(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup"))
 def _counters(root: Path, own: Path) -> Iterator[Path]:
     """The files that may have the counter: of version 2 of control groups, and of version 1.
 
-    In a container the path that a process is told may lead from a folder further up, which it does not see.
+    In a container the path that a process is told may lead from a folder further up, which it does not see. Version 2
+    then counts at the top of what it sees; the top's own number in version 1 may leave this process's group out.
     """
     try:
         groups = [line.split(":", 2) for line in own.read_text().splitlines()]
@@ -37,5 +40,4 @@ def _counters(root: Path, own: Path) -> Iterator[Path]:
         if number == "0" and not controllers:
             yield from (folder / "memory.events" for folder in (root / path.lstrip("/"), root))
         elif "memory" in controllers.split(","):
-            folder = root / "memory"
-            yield from (each / "memory.oom_control" for each in (folder / path.lstrip("/"), folder))
+            yield root / "memory" / path.lstrip("/") / "memory.oom_control"

@@ -5,7 +5,8 @@ Owns how lines look. It starts no process and reads no pipe (`supervisor.py` doe
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -55,26 +56,30 @@ class Screen:
 
     def write(self, splitter: LineSplitter, chunk: bytes, *, rank: int | None) -> None:
         """Show what `chunk` adds to the pipe of `splitter`; lines of `rank` None carry their label already."""
-        self._clear_tail()
-        for line in splitter.feed(chunk):
-            if not self.hides(line):
-                self._show_line(line, rank)
-        if rank is not None and (splitter.unfinished or self._tail_owner is splitter):
-            self._tail, self._tail_owner = splitter.unfinished, splitter
-        self._draw_tail()
-        self.console.file.flush()
+        with self._above_tail():
+            for line in splitter.feed(chunk):
+                if not self.hides(line):
+                    self._show_line(line, rank)
+            if rank is not None and (splitter.unfinished or self._tail_owner is splitter):
+                self._tail, self._tail_owner = splitter.unfinished, splitter
 
     def show(self, line: str) -> None:
         """Show a line of ours, which is of no worker."""
-        self._clear_tail()
-        self._show_line(line, None)
-        self._draw_tail()
-        self.console.file.flush()
+        with self._above_tail():
+            self._show_line(line, None)
 
     def close(self, splitter: LineSplitter, *, rank: int | None) -> None:
         """Show the pipe's last line, if no newline ended it."""
         if splitter.unfinished:
             self.write(splitter, b"\n", rank=rank)
+
+    @contextmanager
+    def _above_tail(self) -> Iterator[None]:
+        """What is shown inside comes above the chief's unfinished line."""
+        self._clear_tail()
+        yield
+        self._draw_tail()
+        self.console.file.flush()
 
     def _show_line(self, line: str, rank: int | None) -> None:
         labelled = _LABELLED.fullmatch(line) if rank is None else None

@@ -70,8 +70,9 @@ def run_chief(
             sent = _relay_until_exit(process, selector, signals)
             if process.returncode < 0 and -process.returncode not in sent:
                 said = _end_of_chief(process, time.monotonic() - begin, killed_before)
-                _show_last_words(selector, worker_lines)
-                errors.show(said)
+                _show_last_words(selector, worker_lines, signals)
+                if -process.returncode not in signals:  # Else it was sent to both of us, and reached the chief first.
+                    errors.show(said)
     return 128 - process.returncode if process.returncode < 0 else process.returncode
 
 
@@ -85,38 +86,48 @@ def _relay_until_exit(
 ) -> set[int]:
     """Relay until the process has exited and its pipes are closed or silent (a process it left may hold them open).
 
+    A stop signal that comes when it has exited ends that, and stays in `signals`.
+
     Returns:
-        The signals that we have sent it.
+        The signals that we have sent it, and those that came to us when it had exited.
     """
     deadline = float("inf")
     sent: set[int] = set()
     while True:
         exited = process.poll() is not None
-        ready = selector.select(_POLL_SECONDS if selector.get_map() else 0)
+        is_over = exited and bool(signals)
+        ready = selector.select(_POLL_SECONDS if selector.get_map() and not is_over else 0)
         for key, _ in ready:
             _relay_chunk(selector, key)
-        if exited and not ready:
+        if is_over or (exited and not ready and not signals):
             break
         if not selector.get_map():
             time.sleep(_POLL_SECONDS)
-        while signals:
+        while signals and not exited:
             sent.add(signals[0])
             process.send_signal(signals.popleft())
             deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         if time.monotonic() > deadline:
             sent.add(signal.SIGKILL)
             process.kill()
-    for key in list(selector.get_map().values()):
-        key.data.screen.close(key.data.splitter, rank=key.data.rank)
-    return sent
+    _show_unfinished(selector)
+    return sent.union(signals)
 
 
-def _show_last_words(selector: selectors.BaseSelector, worker_lines: IO[bytes]) -> None:
-    """What other workers say before they end: until then they hold the pipe open."""
+def _show_last_words(selector: selectors.BaseSelector, worker_lines: IO[bytes], signals: deque[int]) -> None:
+    """What other workers say before they end, for which they hold the pipe open; a stop signal ends the wait."""
     deadline = time.monotonic() + _LAST_WORDS_SECONDS
-    while (left := deadline - time.monotonic()) > 0 and worker_lines in {key.fileobj for key in _registered(selector)}:
-        for key, _ in selector.select(left):
+    is_over = False
+    while not is_over and worker_lines in {key.fileobj for key in _registered(selector)}:
+        is_over = bool(signals) or time.monotonic() > deadline
+        for key, _ in selector.select(0 if is_over else _POLL_SECONDS):
             _relay_chunk(selector, key)
+    _show_unfinished(selector)
+
+
+def _show_unfinished(selector: selectors.BaseSelector) -> None:
+    for key in _registered(selector):
+        key.data.screen.close(key.data.splitter, rank=key.data.rank)
 
 
 def _registered(selector: selectors.BaseSelector) -> list[selectors.SelectorKey]:
@@ -126,7 +137,7 @@ def _registered(selector: selectors.BaseSelector) -> list[selectors.SelectorKey]
 def _end_of_chief(process: subprocess.Popen[bytes], seconds: float, killed_before: int | None) -> str:
     """Which signal has ended the chief, when, and what the system says of a lack of memory."""
     number = -process.returncode
-    name = signal.Signals(number).name if number in list(signal.Signals) else "of real time"
+    name = signal.Signals(number).name if number in list(signal.Signals) else "a real-time signal"
     said = f"worker 0, the chief (process {process.pid}), was ended by signal {number} ({name})"
     said += f" at {time.strftime('%H:%M:%S')}, {seconds:.1f} s after its start"
     if number != signal.SIGKILL:
@@ -135,11 +146,10 @@ def _end_of_chief(process: subprocess.Popen[bytes], seconds: float, killed_befor
     if killed is None or killed_before is None:
         memory = "whether the kernel did it for lack of memory is not seen from here; `dmesg` tells"
     elif killed > killed_before:
-        memory = (
-            f"the kernel has killed {killed - killed_before} processes here since then for lack of memory (oom_kill)"
-        )
+        processes = "1 process" if killed - killed_before == 1 else f"{killed - killed_before} processes"
+        memory = f"since its start the kernel has killed {processes} here for lack of memory (oom_kill)"
     else:
-        memory = "not by the kernel for lack of memory: its control group counts no such end since then (oom_kill)"
+        memory = "since its start the kernel counts no end for lack of memory in its control group (oom_kill)"
     return f"autodist: {said}; {memory}"
 
 

@@ -20,6 +20,12 @@ from autodist_py.resources import local_resource_spec
 from tests.runtime.runs import PREAMBLE
 
 AUTODIST = [sys.executable, "-c", "from autodist_py.cli import main; main(prog_name='autodist')"]
+WAITS_FOR_LAST_WORDS = [
+    sys.executable,
+    "-c",
+    "from autodist_py import supervisor; supervisor._LAST_WORDS_SECONDS = 600.0\n"
+    "from autodist_py.cli import main; main(prog_name='autodist')",
+]
 TIMEOUT = 60
 
 
@@ -37,9 +43,9 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
 def started() -> Iterator[Callable[..., subprocess.Popen]]:
     processes = []
 
-    def start(*arguments: object, **options) -> subprocess.Popen:
+    def start(*arguments: object, command: list[str] = AUTODIST, **options) -> subprocess.Popen:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
-        processes.append(subprocess.Popen([*AUTODIST, *map(str, arguments)], **pipes))
+        processes.append(subprocess.Popen([*command, *map(str, arguments)], **pipes))
         return processes[-1]
 
     yield start
@@ -246,6 +252,40 @@ def test_other_workers_have_the_last_word_when_the_chief_is_killed_and_none_is_l
     pids = [int(pid) for pid in re.findall(r"\] pid (\d+)", ended.stdout)]
     assert len(pids) == 2
     assert not any(map(is_running, pids))
+
+
+@pytest.mark.parametrize(("number", "is_said"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_a_stop_signal_ends_the_wait_for_last_words_and_one_that_came_to_both_is_not_told(
+    script, started, number, is_said
+):
+    # A worker stays that has the pipe for its lines. It sends the signal when `autodist run` has seen the chief's end.
+    worker = f"""
+        import os, time
+        while os.path.exists("/proc/{{}}"):
+            time.sleep(0.01)
+        os.write({{}}, b"[1] unfinished")
+        os.kill({{}}, {int(number)})
+        time.sleep(60)
+    """
+    path = script(
+        f"""
+        import os, signal, subprocess, sys, textwrap
+        pipe = int(os.environ["AUTODIST_WORKER_OUTPUT"])
+        worker = textwrap.dedent({worker!r}).format(os.getpid(), pipe, os.getppid())
+        silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        print(subprocess.Popen([sys.executable, "-c", worker], pass_fds=[pipe], **silent).pid)
+        sys.stdout.flush()
+        os.kill(os.getpid(), signal.SIGTERM)
+        """
+    )
+    process = started("run", "--local", 2, path, command=WAITS_FOR_LAST_WORDS)
+    stays = int(process.stdout.readline().removeprefix("[0] "))
+    try:
+        output, errors = process.communicate(timeout=TIMEOUT)
+    finally:
+        os.kill(stays, signal.SIGKILL)
+    assert (process.returncode, output) == (128 + signal.SIGTERM, "[1] unfinished\n")
+    assert ("was ended by signal 15 (SIGTERM)" in errors) is is_said
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

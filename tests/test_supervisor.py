@@ -15,8 +15,9 @@ from autodist_py.relay import Screen
 @pytest.mark.parametrize(
     ("counts", "wanted"),
     [
-        ((3, 3), "not by the kernel for lack of memory"),
-        ((3, 5), "the kernel has killed 2 processes here since then for lack of memory"),
+        ((3, 3), "since its start the kernel counts no end for lack of memory"),
+        ((3, 4), "since its start the kernel has killed 1 process here for lack of memory"),
+        ((3, 5), "since its start the kernel has killed 2 processes here for lack of memory"),
         ((None, None), "`dmesg` tells"),
     ],
 )
@@ -36,7 +37,6 @@ def test_what_the_system_says_of_memory_is_said_of_a_chief_that_was_killed(monke
         ("0::/job/one\n", "job/one/memory.events", "low 0\noom 4\noom_kill 3\noom_group_kill 0\n"),
         ("0::/seen/from/outside\n", "memory.events", "oom 4\noom_kill 3\n"),
         ("8:pids:/\n4:cpu,memory:/job\n0::/\n", "memory/job/memory.oom_control", "under_oom 0\noom_kill 3\n"),
-        ("4:memory:/seen/from/outside\n", "memory/memory.oom_control", "under_oom 0\noom_kill 3\n"),
     ],
 )
 def test_the_kernels_count_is_found_in_control_groups_of_both_versions(tmp_path, groups, file, content):
@@ -46,3 +46,11 @@ def test_the_kernels_count_is_found_in_control_groups_of_both_versions(tmp_path,
     (root / file).parent.mkdir(parents=True)
     (root / file).write_text(content)
     assert killed_for_memory(root, own) == 3
+
+
+def test_the_top_of_version_1_does_not_count_for_a_group_that_is_not_seen(tmp_path):
+    own, root = tmp_path / "cgroup", tmp_path / "root"
+    own.write_text("4:memory:/seen/from/outside\n")
+    (root / "memory").mkdir(parents=True)
+    (root / "memory/memory.oom_control").write_text("under_oom 0\noom_kill 3\n")
+    assert killed_for_memory(root, own) is None

@@ -66,8 +66,8 @@ class Settings:
     `launch` is "none" in each process of a run whose workers are started by hand: the chief starts none, and others
     wait for it. The chief's `coordinator_port` must be given then.
     `ssh_config` is the configuration file for the ssh client, in the place of the user's and the system's.
-    `worker_output` is a file descriptor for the other workers' lines, open in this process; in another worker, for what
-    it says last when the chief, which showed its lines, is lost.
+    `worker_output` is a file descriptor for the other workers' lines. In another worker it is for its last line, when
+    the chief is lost.
     `output` is what is shown of the other workers' lines.
     `server_port` is the TensorFlow server's port on rank 0, and rank r takes `server_port + r`; 0 means any free one.
     `checked_steps` is for how many steps the workers compare what they are given, with `batch="global"`.

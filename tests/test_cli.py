@@ -17,6 +17,7 @@ from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
 from autodist_py.proto.strategy import Strategy
 from autodist_py.resources import local_resource_spec
+from tests.processes import Command
 from tests.runtime.runs import PREAMBLE
 
 AUTODIST = [sys.executable, "-c", "from autodist_py.cli import main; main(prog_name='autodist')"]
@@ -235,23 +236,44 @@ def test_the_exit_code_tells_the_signal_that_ended_the_chief(script):
     assert "memory" in line
 
 
-def test_other_workers_have_the_last_word_when_the_chief_is_killed_and_none_is_left(script):
+def test_other_workers_have_the_last_word_at_once_when_the_chief_is_killed_and_none_is_left(script, tmp_path):
+    # Worker 1 lives on for long. What each has left behind does not count.
     body = """
         join()
+        os.system("sleep 600 >/dev/null 2>&1 </dev/null & echo $! >>left_behind")
+        with open(f"worker_{cluster.rank}", "w") as file:
+            file.write(str(os.getpid()))
         cluster.step = 7
-        ready()
-        if cluster.rank == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        wait_for_ever()
+        if cluster.rank == 1:
+            os.mkdir("ready")
+            threading.Event().wait()
+        while not os.path.exists("ready"):
+            cluster.check()
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
     """
-    ended = autodist("run", "--all-output", "--local", 2, script(PREAMBLE + textwrap.dedent(body)))
-    assert ended.returncode == 128 + signal.SIGKILL
+    arguments = ["run", "--all-output", "--local", 2, script(PREAMBLE + textwrap.dedent(body))]
+    command = Command(
+        [*WAITS_FOR_LAST_WORDS, *map(str, arguments)], tmp_path, {**os.environ, "AUTODIST_EXIT_GRACE": "600"}
+    )
     lost = "[1] autodist: in step 7: worker 0 (127.0.0.1), the chief, is lost: its coordinator does not answer"
-    assert ended.stdout.splitlines()[-1] == lost
-    assert ended.stderr.splitlines()[-1].startswith("autodist: worker 0, the chief (process ")
-    pids = [int(pid) for pid in re.findall(r"\] pid (\d+)", ended.stdout)]
-    assert len(pids) == 2
-    assert not any(map(is_running, pids))
+    try:
+        command.wait_for(lost)
+        worker = int((tmp_path / "worker_1").read_text())
+        assert is_running(worker) and command.process.poll() is None
+        os.kill(worker, signal.SIGKILL)
+        assert command.end(TIMEOUT) == 128 + signal.SIGKILL
+        left_behind = [int(pid) for pid in (tmp_path / "left_behind").read_text().split()]
+        assert [is_running(pid) for pid in left_behind] == [True, True]
+    finally:
+        for name in ("worker_0", "worker_1", "left_behind"):
+            file = tmp_path / name
+            for pid in map(int, file.read_text().split() if file.exists() else ()):
+                if is_running(pid):
+                    os.kill(pid, signal.SIGKILL)
+        command.close()
+    assert command.lines[-2] == lost
+    assert command.lines[-1].startswith("autodist: worker 0, the chief (process ")
 
 
 @pytest.mark.parametrize(("number", "is_said"), [(signal.SIGINT, True), (signal.SIGTERM, False)])

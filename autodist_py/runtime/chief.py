@@ -125,7 +125,7 @@ def launcher_for(resources: ResourceSpec, settings: Settings) -> Launcher | None
         return None
     output = chief_output(settings.worker_output, brief=settings.output == "brief")
     if resources.is_local:
-        return LocalLauncher(output, last_words=settings.worker_output)
+        return LocalLauncher(output, last_words_descriptor=settings.worker_output)
     return SshLauncher(output, resources, settings)
 
 

@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.runtime import tf_adapter
+from autodist_py.runtime.last_words import keep_from_children
 from autodist_py.runtime.worker_cluster import AGREE_SECONDS, CAUSE_SECONDS, HEAR_SECONDS, WorkerCluster
 from autodist_py.settings import RANK_VARIABLE, Settings
 
@@ -140,6 +141,7 @@ def join_cluster(resources: ResourceSpec, settings: Settings, *, timeout: float 
             does not come, a port is in use.
         WorkerFailedError: another worker failed meanwhile.
     """
+    keep_from_children(settings.worker_output)
     joined = WorkerCluster.of_process
     if joined is not None:
         joined.require(resources)

@@ -77,10 +77,10 @@ class LocalLauncher:
     between fork and exec, which is unsafe beside other threads, and is sent when the starting *thread* ends.
     """
 
-    def __init__(self, output: "LineOutput", *, last_words: int | None = None) -> None:
-        """Show workers' output; `last_words` is a descriptor that they may write to when the chief is lost."""
+    def __init__(self, output: "LineOutput", *, last_words_descriptor: int | None = None) -> None:
+        """Show workers' output; to the descriptor they may write when the chief is lost."""
         self._output = output
-        self._last_words = last_words
+        self._last_words_descriptor = last_words_descriptor
         self._command, self._folder = own_command(), own_folder()
 
     def launch(self, job: Job, *, on_exit: ExitReport) -> "LocalWorker":
@@ -88,12 +88,12 @@ class LocalLauncher:
         process = subprocess.Popen(
             self._command,
             cwd=self._folder,
-            env=_environment(os.environ, job, self._last_words),
+            env=_environment(os.environ, job, self._last_words_descriptor),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            pass_fds=() if self._last_words is None else (self._last_words,),
+            pass_fds=() if self._last_words_descriptor is None else (self._last_words_descriptor,),
         )
         worker = LocalWorker(job.rank, process, self._output, on_exit)
         with suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as stdin:
@@ -308,7 +308,6 @@ def own_variables(job: Job) -> dict[str, str]:
     return {RANK_VARIABLE: str(job.rank), COORDINATOR_VARIABLE: job.coordinator, "PYTHONUNBUFFERED": "1"}
 
 
-def _environment(environment: Mapping[str, str], job: Job, last_words: int | None) -> dict[str, str]:
-    inherited = {name: value for name, value in environment.items() if name != WORKER_OUTPUT_VARIABLE}
-    own = own_variables(job)
-    return inherited | own | ({} if last_words is None else {WORKER_OUTPUT_VARIABLE: str(last_words)})
+def _environment(environment: Mapping[str, str], job: Job, last_words_descriptor: int | None) -> dict[str, str]:
+    own = {name: value for name, value in environment.items() if name != WORKER_OUTPUT_VARIABLE} | own_variables(job)
+    return own if last_words_descriptor is None else own | {WORKER_OUTPUT_VARIABLE: str(last_words_descriptor)}

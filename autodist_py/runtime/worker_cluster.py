@@ -21,6 +21,7 @@ from autodist_py.runtime import tf_adapter
 from autodist_py.runtime.announcements import NO_STEP
 from autodist_py.runtime.calls import CoordinatorCalls, Pulse
 from autodist_py.runtime.chief import Chief
+from autodist_py.runtime.last_words import LastWords
 from autodist_py.runtime.launcher import secret_from_input
 from autodist_py.runtime.liveness import STILL_SECONDS, answers, ask_seconds
 from autodist_py.runtime.loopback import closed_to_others
@@ -82,8 +83,7 @@ class WorkerCluster:
         self._client = client
         self._waits = OwnWaits()
         self._exit_grace = settings.exit_grace
-        self._last_words = None if settings.rank is None else settings.worker_output
-        """Where to say the cause if the chief is lost, which shows what this worker prints."""
+        self._last_words = LastWords(None if settings.rank is None else settings.worker_output)
         self._has_lost_chief = False
         self.heartbeat_timeout = settings.heartbeat_timeout
         self._lock = threading.Lock()
@@ -331,8 +331,13 @@ class WorkerCluster:
         self._stop_step(lost)
         self._has_lost_chief = True
         self._fail(f"{lost}{self._waits.now.of(f'worker {self.rank} ({own})')}")
+        self._say_last_words()
         if self._client is not None:
             self._client.close()  # Other calls may have no deadline, and their connection may be dead, not broken.
+
+    def _say_last_words(self) -> None:
+        where = f"in step {self.step}" if self.step else "before its first step"
+        self._last_words.say(f"[{self.rank}] autodist: {where}: {self._cause}")
 
     def _stop_step(self, why: str) -> None:
         """A step that waits in a collective has raised, and it is known in which, if that does not take too long."""
@@ -453,9 +458,8 @@ class WorkerCluster:
     def _show_cause(self) -> None:
         with suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(f"autodist: {self._cause}\n")
-        if self._has_lost_chief and self._last_words is not None:
-            with suppress(OSError):
-                os.write(self._last_words, f"[{self.rank}] autodist: in step {self.step}: {self._cause}\n".encode())
+        if self._has_lost_chief:
+            self._say_last_words()  # If this thread is the first to come here.
 
     def _exit(self) -> None:
         for stream in (sys.stdout, sys.stderr):

@@ -1,15 +1,18 @@
 """Local worker processes, their output, and the port held for TensorFlow's server."""
 
 import os
+import select
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from autodist_py.proto.errors import ClusterError
 from autodist_py.proto.resource_spec import NodeSpec
+from autodist_py.runtime.last_words import LastWords
 from autodist_py.runtime.launcher import Job, LocalLauncher, stop_workers
 from autodist_py.runtime.ports import HeldPort, host_and_port
 from tests.processes import ROOT, Lines, is_running
@@ -181,3 +184,45 @@ def test_a_worker_starts_where_the_script_did_though_that_has_gone_elsewhere(tmp
     )
 
     assert done.stdout.splitlines() == [f"[1] here {tmp_path / 'data'}", "0"]
+
+
+@pytest.fixture
+def pipe():
+    """Both ends of a pipe; what a test has closed is left alone."""
+    ends = list(os.pipe())
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def test_last_words_are_said_once_and_without_waiting_for_who_reads_them(pipe):
+    read_end, write_end = pipe
+    words = LastWords(write_end)
+    words.say("lost")
+    words.say("lost again")
+    assert os.read(read_end, 100) == b"lost\n"
+
+    os.set_blocking(write_end, False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(write_end, bytes(1 << 16))
+    os.set_blocking(write_end, True)
+    full = threading.Thread(target=LastWords(write_end).say, args=["lost"], daemon=True)
+    full.start()
+    full.join(20)
+    stood_still = full.is_alive()
+    os.read(read_end, 1 << 16)
+    assert not stood_still
+
+
+def test_long_last_words_fit_what_a_pipe_takes_at_once(pipe):
+    LastWords(pipe[1]).say("x" * 100_000)
+    assert os.read(pipe[0], 1 << 16) == b"x" * (select.PIPE_BUF - 1) + b"\n"
+
+
+def test_last_words_are_not_written_to_what_a_script_has_opened_instead(pipe, tmp_path):
+    words = LastWords(pipe[1])
+    with open(tmp_path / "own", "wb") as file:
+        os.dup2(file.fileno(), pipe[1])
+    words.say("lost")
+    assert (tmp_path / "own").read_bytes() == b""

@@ -35,6 +35,10 @@ _KILL_SECONDS = 0.5
 _MARGIN_SECONDS = 1.0
 _SSH_FAILED = 255
 _SHOWN_LINES = 6
+_REASON_LINES = 2
+"""How many lines are why no worker has started: those before may be what the host greets everyone with."""
+
+_GREETING_LINES = 50
 
 _PASSED_PREFIXES = ("AUTODIST_", "TF_", "KERAS_", "XLA_", "NCCL_", "GRPC_", "HOROVOD_")
 _PASSED_NAMES = ("PYTHONPATH", "PYTHONHASHSEED", "PYTHONWARNINGS")
@@ -115,6 +119,8 @@ class SshWorker:
         self._client, self._needs = client, needs
         self._has_started = False
         self._said: deque[str] = deque(maxlen=_SHOWN_LINES)
+        self._before: deque[bytes] = deque(maxlen=_GREETING_LINES)
+        """What was said before a worker started; it is shown if none does."""
         self._watched = WatchedProcess(
             process,
             name=f"autodist-worker-{job.rank}",
@@ -151,40 +157,38 @@ class SshWorker:
                 self._process.kill()
 
     def _listen(self) -> None:
-        """Standard error is what shells and ssh say; workers write to standard output only.
-
-        What a host greets with is shown if no worker starts there.
-        """
-        before: list[bytes] = []
+        """Standard error is what shells and ssh say; workers write to standard output only."""
         with cast(IO[bytes], self._process.stderr) as source:
             for line in source:
                 if line.endswith(STARTED):
                     self._has_started = True
                     self._said.clear()
                     continue
-                self._said.append(line.decode(errors="replace").strip())
+                if text := line.decode(errors="replace").strip():
+                    self._said.append(text)
                 if self._has_started:
                     self._output.show(self.rank, line)
                 else:
-                    before.append(line)
-        if not self._has_started:
-            for line in before:
-                self._output.show(self.rank, line)
+                    self._before.append(line)
 
     def _report(self, code: int) -> None:
+        if not self._has_started:  # The stream may not be at its end: what ssh has started may hold it open.
+            for line in list(self._before):
+                self._output.show(self.rank, line)
         self._output.ended(self.rank, _worker_code(code))
         self._on_exit(self.rank, _worker_code(code), self._reason(code))
 
     def _reason(self, code: int) -> str:
-        said = " / ".join(self._said) or f"exit code {code}"
+        said = " / ".join(self._said)
         if not self._has_started:
+            said = " / ".join(list(self._said)[-_REASON_LINES:]) or f"exit code {code}"
             return (
                 f"it could not be started over SSH: {said}. `{shlex.join(self._client)}` must come to that host's "
                 f"shell without a question, and there must be {self._needs}"
             )
         if code < 0:
             return f"its ssh client, on the chief's machine, was killed by {signal.Signals(-code).name}"
-        if code == _SSH_FAILED and self._said:
+        if code == _SSH_FAILED and said:
             return f"its SSH connection broke: {said}"
         return ""
 
@@ -203,8 +207,9 @@ def ssh_command(node: NodeSpec, config: SSHConfig, settings: Settings) -> list[s
     options = {
         "BatchMode": "yes",
         "ConnectTimeout": str(_CONNECT_SECONDS),
-        # It keeps what is silent for hours open; that the link is dead the heartbeat finds earlier, once a worker has
-        # joined. Until then ssh does, after twice the interval, and says so as an information, no error.
+        # It keeps what is silent for hours open. After twice the interval without an answer ssh ends, and says so as an
+        # information, no error: before a worker has joined nothing else sees a dead link. Then its heartbeat sees one
+        # earlier; but heartbeats may take another way, so a run also ends if only ssh's connection stands still.
         "ServerAliveInterval": str(max(1, round(settings.heartbeat_timeout))),
         "ServerAliveCountMax": "1",
         "LogLevel": "INFO",

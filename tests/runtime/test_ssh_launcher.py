@@ -19,7 +19,7 @@ from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec, SSHConfig
 from autodist_py.runtime.launcher import Job, stop_workers
 from autodist_py.runtime.ssh_launcher import SshLauncher, remote_environment, shell_script, ssh_command
 from autodist_py.settings import Settings
-from tests.processes import ROOT, Lines, is_running
+from tests.processes import ROOT, Lines, is_running, until
 
 pytestmark = pytest.mark.alone
 
@@ -263,6 +263,28 @@ def test_what_a_host_greets_with_is_shown_if_no_worker_starts(ssh, launch):
     write_program(ssh, f"#!/bin/sh\n{greeting}exit 1\n")
     launch("print('began')").wait(20)
     assert launch.lines.all() == ["[1] began", "[1] ERROR: private property"]
+
+
+def test_what_a_host_greets_with_is_no_reason_and_is_shown_though_its_stream_does_not_end(
+    ssh, launch, tmp_path, monkeypatch
+):
+    said = "printf '*****\\nAuthorized users only\\n\\n*****\\nERROR: no key\\nPermission denied\\n' >&2"
+    until_told = f"while ! test -e {tmp_path}/go; do sleep 0.05; done"
+    write_program(ssh, f"#!/bin/sh\nsleep 60 >&2 &\necho $!\n{said}\n{until_told}\nexit 255\n")
+    monkeypatch.setattr("autodist_py.runtime.launcher._DRAIN_SECONDS", 0.0)
+
+    worker = launch("pass")
+    until(lambda: launch.lines.text and "Permission denied" in worker._said, 30)
+    (tmp_path / "go").touch()
+    assert worker.wait(20) == 255
+
+    lines = launch.lines.all()
+    os.kill(int(lines[0].removeprefix("[1] ")), signal.SIGKILL)
+    ((_, _, reason),) = launch.exits
+    assert reason.startswith("it could not be started over SSH: ERROR: no key / Permission denied. `ssh ")
+    assert lines[1:] == [
+        f"[1] {line}" for line in ("*****", "Authorized users only", "", "*****", "ERROR: no key", "Permission denied")
+    ]
 
 
 def test_a_signal_that_ended_the_worker_is_told_as_of_a_local_one(launch):

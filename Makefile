@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-all corpus fuzz packages mutations bench lint ruff format-check mypy imports proto-check proto horovod lab-deps clean
+.PHONY: demo test test-all corpus fuzz fuzz-inputs packages mutations bench lint ruff format-check mypy imports proto-check proto horovod lab-deps clean
 
 demo: $(INSTALLED)
 	$(BIN)/autodist run --local 2 examples/digits.py --compare
@@ -27,6 +27,11 @@ corpus: $(INSTALLED)
 # 20,000 random programs, 15,400 of them on one worker, 1,540 on each other cluster: some three hours on two cores.
 fuzz: $(INSTALLED)
 	FUZZ_EXAMPLES=15400 $(BIN)/pytest -s tests/test_random_programs.py
+
+# 100,000 hostile inputs of every kind (files, settings, arguments, messages), each within 50 ms of the processor and
+# 50 MB; a graph item that is compiled may take a second. Less than half an hour on two cores. Others: FUZZ_SEED=2.
+fuzz-inputs: $(INSTALLED)
+	FUZZ_INPUTS=100000 FUZZ_SECONDS=0.05 TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/pytest -s tests/test_fuzz_inputs.py
 
 # Models that others ship, in an environment of their own: one of them has NumPy 1, and the other tests keep theirs.
 # Some 500 MB beside TensorFlow; without it these tests are skipped.

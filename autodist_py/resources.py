@@ -21,6 +21,7 @@ from autodist_py.proto.text import known_names
 
 _FIRST_LOOPBACK = ipaddress.IPv4Address("127.0.0.1")
 _MAX_LOCAL_WORKERS = 254
+_MAX_LOCAL_CPUS = 1024
 _MOST_BRACKETS = 32
 _TOO_DEEP = "not a resource spec: it is nested too deeply; it has maps and lists of four levels"
 _MOST_VALUES = 20_000
@@ -87,8 +88,11 @@ def local_resource_spec(num_workers: int, cpus_per_worker: int | Sequence[int] =
     if not 1 <= num_workers <= _MAX_LOCAL_WORKERS:
         raise ResourceSpecError(f"local workers are 1 to {_MAX_LOCAL_WORKERS}; got {num_workers}")
     counts = [cpus_per_worker] * num_workers if isinstance(cpus_per_worker, int) else list(cpus_per_worker)
-    if len(counts) != num_workers or min(counts) < 1:
-        raise ResourceSpecError(f"each of {num_workers} workers needs a number of CPU devices >= 1; got {counts}")
+    if len(counts) != num_workers or not all(1 <= count <= _MAX_LOCAL_CPUS for count in counts):
+        raise ResourceSpecError(
+            f"each of {num_workers} workers needs a number of CPU devices from 1 to {_MAX_LOCAL_CPUS}; "
+            f"got {reprlib.repr(counts)}"
+        )
     return ResourceSpec(
         nodes=tuple(
             NodeSpec(address=str(_FIRST_LOOPBACK + rank), cpus=tuple(range(cpus)), chief=rank == 0)

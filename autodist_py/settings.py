@@ -5,10 +5,12 @@ Every variable is named AUTODIST_*. What a user's script may choose is an argume
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autodist_py.proto.checks import MAX_SECONDS
 from autodist_py.proto.errors import AutoDistError
 
 RANK_VARIABLE = "AUTODIST_RANK"
@@ -50,6 +52,11 @@ LAUNCH = ("auto", "none")
 
 OUTPUT = ("brief", "all")
 """What is shown of the other workers' output: what went wrong, or all; and whether TensorFlow's start is."""
+
+_MOST_PORT = 65535
+
+_MOST_DIGITS = 18
+"""Python makes no number of a text of thousands."""
 
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -142,8 +149,8 @@ class Settings:
             heartbeat_timeout=_seconds(given, HEARTBEAT_TIMEOUT_VARIABLE, defaults.heartbeat_timeout, least=2.0),
             lost_workers=_choice(given, LOST_WORKERS_VARIABLE, LOST_WORKERS, defaults.lost_workers),
             exit_grace=_seconds(given, EXIT_GRACE_VARIABLE, defaults.exit_grace),
-            coordinator_port=_integer(given, COORDINATOR_PORT_VARIABLE, 0, most=65535) or 0,
-            server_port=_integer(given, SERVER_PORT_VARIABLE, 0, most=65535) or 0,
+            coordinator_port=_integer(given, COORDINATOR_PORT_VARIABLE, 0, most=_MOST_PORT) or 0,
+            server_port=_integer(given, SERVER_PORT_VARIABLE, 0, most=_MOST_PORT) or 0,
             ssh_config=_path(given, SSH_CONFIG_VARIABLE),
             timeline=_path(given, TIMELINE_VARIABLE),
             launch=_choice(given, LAUNCH_VARIABLE, LAUNCH, defaults.launch),
@@ -162,7 +169,7 @@ def _integer(given: Mapping[str, str], name: str, default: int | None, *, most: 
     if name not in given:
         return default
     text = given[name].strip()
-    if not (text.isascii() and text.isdigit()) or int(text) > most:
+    if not (text.isascii() and text.isdigit()) or len(text) > _MOST_DIGITS or int(text) > most:
         raise SettingsError(f"{name} is a whole number from 0 to {most}. Received: {text!r}.")
     return int(text)
 
@@ -175,8 +182,10 @@ def _seconds(given: Mapping[str, str], name: str, default: float, *, least: floa
         value = float(text)
     except ValueError:
         value = math.nan
-    if not least <= value < math.inf:
-        raise SettingsError(f"{name} is a number of seconds, {least:g} or more. Received: {text!r}.")
+    if not least <= value <= MAX_SECONDS:
+        raise SettingsError(
+            f"{name} is a number of seconds, {least:g} or more, and at most {MAX_SECONDS}. Received: {text!r}."
+        )
     return value
 
 
@@ -185,7 +194,7 @@ def _address(given: Mapping[str, str], name: str) -> str | None:
         return None
     text = given[name].strip()
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > _MOST_PORT:
         raise SettingsError(f"{name} is host:port. Received: {text!r}.")
     return text
 

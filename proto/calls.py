@@ -24,7 +24,7 @@ def split_call(text: str, what: str) -> tuple[str, str]:
     """
     if len(text) > _MOST_CHARACTERS:
         raise StrategyError(f"{what} is written in {_MOST_CHARACTERS} characters at most; got {len(text)}")
-    match = re.fullmatch(r"\s*([\w.]+(?::\w+)?)\s*(?:\((.*)\))?\s*", text, re.DOTALL)
+    match = re.fullmatch(r"\s*(\w+(?:\.\w+)*(?::\w+)?)\s*(?:\((.*)\))?\s*", text, re.DOTALL)
     if match is None:
         raise StrategyError(f"{what} is written Name, Name(key=value, ...) or module:Name; got {text!r}")
     name, arguments = match.groups(default="")

@@ -1,10 +1,12 @@
 """The rules that several values share, as guards that raise the value's own error."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 
 MAX_INT32 = 2**31 - 1
+
+MAX_SECONDS = 10**9
+"""Some thirty years: threads, sockets and gRPC can wait for so long."""
 
 
 def require_member(value: str, known: Iterable[str], what: str, *, error: type[Exception]) -> None:
@@ -22,9 +24,9 @@ def require_unique(names: Iterable[str], rule: str, *, error: type[Exception]) -
 
 
 def require_seconds(value: float, what: str, *, error: type[Exception]) -> None:
-    """`value` is a number of seconds, 0 or more."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise error(f"{what} must be a number of seconds >= 0; got {value!r}")
+    """`value` is a number of seconds that can be waited for."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_SECONDS:
+        raise error(f"{what} must be a number of seconds from 0 to {MAX_SECONDS}; got {value!r}")
 
 
 def require_flag(value: bool | None, what: str, *, error: type[Exception]) -> None:

@@ -7,6 +7,7 @@ stand here, as their invariants are about one another.
 
 import math
 import os
+import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -31,6 +32,9 @@ GRAPH_DEF_URL = "type.googleapis.com/tensorflow.GraphDef"
 VARIABLE_DEF_URL = "type.googleapis.com/tensorflow.VariableDef"
 SAVER_DEF_URL = "type.googleapis.com/tensorflow.SaverDef"
 
+_MOST_AXES, _MOST_ELEMENTS = 254, 2**63 - 1
+"""Of a tensor of TensorFlow's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Variable:
@@ -47,8 +51,11 @@ class Variable:
     def __post_init__(self) -> None:
         _require_name(self.name, "a variable's name")
         require_member(self.aggregation, AGGREGATIONS, f"aggregation of variable {self.name!r}", error=GraphItemError)
-        if any(size < 0 for size in self.shape):
-            raise GraphItemError(f"variable {self.name!r} needs a static shape, got {self.shape}")
+        if len(self.shape) > _MOST_AXES or any(size < 0 for size in self.shape) or self.num_elements > _MOST_ELEMENTS:
+            raise GraphItemError(
+                f"variable {self.name!r} needs a static shape, of {_MOST_AXES} axes and {_MOST_ELEMENTS} elements at "
+                f"most; got {reprlib.repr(self.shape)}"
+            )
 
     @property
     def num_elements(self) -> int:

@@ -22,6 +22,8 @@ from autodist_py.proto.text import count, known_names, short, some, table
 _MOST_BYTES = 64 << 20
 """Of a file: hundreds of thousands of nodes."""
 
+_PARTITIONER = r"\s*[1-9]\d{0,4}\s*(,\s*[1-9]\d{0,4}\s*)*"
+
 
 def shard_name(name: str, index: int) -> str:
     """What a shard of the variable of that name is called, and what is computed for the shard alone."""
@@ -48,9 +50,9 @@ class Node:
             raise StrategyError("a strategy's node needs the name of a variable, got ''")
         if self.synchronizer is None and not self.part_config:
             raise StrategyError(f"variable {self.var_name!r} needs a synchronizer, or one for each of its shards")
-        if self.partitioner and not re.fullmatch(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", self.partitioner):
+        if self.partitioner and not re.fullmatch(_PARTITIONER, self.partitioner):
             raise StrategyError(
-                f"a partitioner is the number of shards per axis, such as '1,2,1'; "
+                f"a partitioner is the number of shards per axis, five digits at most, such as '1,2,1'; "
                 f"got {self.partitioner!r} for variable {self.var_name!r}"
             )
         object.__setattr__(self, "partitioner", "".join(self.partitioner.split()))  # Equal ones are written alike.

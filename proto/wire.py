@@ -32,6 +32,10 @@ SUFFIXES = (".pb", ".json")
 MOST_BYTES = 2**31 - 1
 """What protobuf reads at most."""
 
+_PIECE_BYTES = 1 << 24
+
+_NO_NAME = "{!r} is no name of a file"
+
 
 def to_bytes(message: Message) -> bytes:
     """The binary form; equal messages give equal bytes."""
@@ -71,6 +75,8 @@ def save(message: Message, path: str | os.PathLike[str], *, error: type[Exceptio
         write_atomically(path, content)
     except OSError as cause:
         raise error(f"{os.fspath(path)}: {len(content)} bytes cannot be written: {cause.strerror or cause}") from cause
+    except ValueError as cause:
+        raise error(f"{_NO_NAME.format(os.fspath(path))}: {cause}") from cause
 
 
 def load(
@@ -85,8 +91,10 @@ def load(
     """
     path = Path(path)
     suffix = require_suffix(path, error=error)
-    with path.open("rb") as file:
-        content = file.read(most_bytes + 1)
+    try:
+        content = _read(path, most_bytes + 1)
+    except ValueError as cause:
+        raise error(f"{_NO_NAME.format(os.fspath(path))}: {cause}") from cause
     what = f"{path}: not a {message_type.DESCRIPTOR.name} in {suffix} form"
     if len(content) > most_bytes:
         raise error(f"{what}: it has more than {most_bytes} bytes")
@@ -96,6 +104,16 @@ def load(
         raise error(f"{what}: {cause}") from cause
     except RecursionError as cause:
         raise error(f"{what}: it is nested too deeply") from cause
+
+
+def _read(path: Path, most_bytes: int) -> bytes:
+    """The file's content, so many bytes at most: in pieces, as Python keeps room for all that is asked for."""
+    pieces = []
+    with path.open("rb") as file:
+        while most_bytes and (piece := file.read(min(most_bytes, _PIECE_BYTES))):
+            pieces.append(piece)
+            most_bytes -= len(piece)
+    return b"".join(pieces)
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:

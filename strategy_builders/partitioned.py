@@ -1,9 +1,9 @@
 """Builders that cut variables into shards: over servers, or for collectives of smaller messages."""
 
-import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem, Variable
@@ -225,14 +225,15 @@ def num_shards(variable: Variable, axis: int, most: int, min_shard_bytes: int) -
     if not variable.nbytes or not variable.shape:
         return 1
     length = variable.shape[axis]
-    least = math.ceil(min_shard_bytes * length / variable.nbytes)  # Of the elements along the axis.
+    least = -(-min_shard_bytes * length // variable.nbytes)  # Of the elements along the axis, rounded up.
     return max(1, min(most, length // least))
 
 
 def proportional(length: int, shares: Sequence[float]) -> tuple[int, ...]:
     """`length` in whole numbers of at least 1, as near to the shares as can be: by the largest remainders."""
-    total = sum(shares)
-    wanted = [length * share / total for share in shares]
+    exact = [Fraction(share) for share in shares]  # Floats that are large enough have no sum.
+    total = sum(exact)
+    wanted = [length * share / total for share in exact]
     sizes = [max(1, int(one)) for one in wanted]
     while sum(sizes) != length:
         step = 1 if sum(sizes) < length else -1

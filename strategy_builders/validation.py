@@ -77,7 +77,7 @@ def _check_partitioner(node: Node, shape: tuple[int, ...]) -> None:
             f"a partitioner has one number per axis, not above its size; variable {node.var_name!r} has shape {shape}; "
             f"got {node.partitioner!r}"
         )
-    if shape and sum(node.sizes(shape[node.axis])) != shape[node.axis]:
+    if node.part_sizes and sum(node.sizes(shape[node.axis])) != shape[node.axis]:
         raise StrategyError(
             f"the shards of a variable make it whole; variable {node.var_name!r} has size {shape[node.axis]} along the "
             f"axis that is cut; got shards of {node.part_sizes}"

@@ -150,7 +150,7 @@ def test_local_workers_are_loopback_nodes_with_the_first_as_chief():
     assert spec.is_local
 
 
-@pytest.mark.parametrize(("workers", "cpus"), [(0, 1), (255, 1), (2, 0), (2, [1]), (2, [1, 0])])
+@pytest.mark.parametrize(("workers", "cpus"), [(0, 1), (255, 1), (2, 0), (2, 1025), (2, [1]), (2, [1, 0])])
 def test_local_workers_out_of_range_are_refused(workers, cpus):
     with pytest.raises(ResourceSpecError):
         local_resource_spec(workers, cpus)

@@ -6,6 +6,7 @@ Over 400 lines, as all that waits for anything in a run waits for that one lock;
 """
 
 import logging
+import reprlib
 import signal
 import threading
 import time
@@ -23,6 +24,9 @@ from autodist_py.runtime.waits import NO_WAITS, STOPPING_SECONDS, Waits
 
 LEAVING = "leaving/"
 """What the keys of exchanges begin with at which workers take no further step; each gives its last step's number."""
+
+_STEP_DIGITS = 19
+"""Of the number of a step, which has 63 bits."""
 
 _log = logging.getLogger(__name__)
 
@@ -140,6 +144,8 @@ class Coordinator:
 
     def exchange(self, rank: int, key: str, *, value: bytes, everyone: bool, timeout: float) -> dict[int, bytes]:
         """See CoordinatorCalls."""
+        if key.startswith(LEAVING) and not (value.isdigit() and len(value) <= _STEP_DIGITS):
+            raise ClusterError(f"{key!r} is told the number of a worker's last step; got {reprlib.repr(value)}.")
         with self._changed:
             self._require_rank(rank)
             current = self._round(rank, key, everyone)

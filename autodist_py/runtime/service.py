@@ -13,6 +13,7 @@ import grpc
 
 from autodist_py.proto import coordinator_pb2 as pb
 from autodist_py.proto import coordinator_pb2_grpc as pb_grpc
+from autodist_py.proto.checks import require_seconds
 from autodist_py.proto.errors import AutoDistError, ClusterError, WorkerFailedError
 from autodist_py.runtime.calls import CoordinatorCalls, Membership, Pulse
 from autodist_py.runtime.liveness import ask_seconds
@@ -117,6 +118,20 @@ class _RequireSecret(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignor
         _log.warning("refused %d calls without the run's secret; the last one: %.100r", count, method)
 
 
+def _require_sound(request: Any) -> None:
+    """Refuse numbers that no worker of ours sends: one that nobody can wait for would be waited for.
+
+    Raises:
+        ClusterError: the field, and its value.
+    """
+    fields = request.DESCRIPTOR.fields_by_name
+    for name in ("timeout_seconds", "limit_seconds"):
+        if name in fields:
+            require_seconds(getattr(request, name), f"{name} of a {request.DESCRIPTOR.name}", error=ClusterError)
+    if "position" in fields and request.position < 0:
+        raise ClusterError(f"position of a {request.DESCRIPTOR.name} must be an integer >= 0; got {request.position}")
+
+
 class _Service(pb_grpc.CoordinatorServicer):  # type: ignore[misc, unused-ignore]
     """Messages to values and back."""
 
@@ -125,6 +140,7 @@ class _Service(pb_grpc.CoordinatorServicer):  # type: ignore[misc, unused-ignore
 
     def Join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinReply:
         with _errors_as_status(context):
+            _require_sound(request)
             membership = self._coordinator.join(
                 request.rank,
                 request.server,
@@ -140,6 +156,7 @@ class _Service(pb_grpc.CoordinatorServicer):  # type: ignore[misc, unused-ignore
             first = next(requests, None)
             if first is None:
                 raise ClusterError("an exchange has a request; received none")
+            _require_sound(first)
             values = self._coordinator.exchange(
                 first.rank,
                 first.key,
@@ -153,6 +170,7 @@ class _Service(pb_grpc.CoordinatorServicer):  # type: ignore[misc, unused-ignore
 
     def Hear(self, request: pb.HearRequest, context: grpc.ServicerContext) -> pb.HearReply:
         with _errors_as_status(context):
+            _require_sound(request)
             value = self._coordinator.hear(
                 request.rank,
                 request.key,
@@ -164,6 +182,7 @@ class _Service(pb_grpc.CoordinatorServicer):  # type: ignore[misc, unused-ignore
 
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:
         with _errors_as_status(context):
+            _require_sound(request)
             waits = Waits(request.step_together, request.limit_seconds, request.waits_in, request.stopped_in)
             pulse = self._coordinator.heartbeat(request.rank, request.step, waits)
         return pb.HeartbeatReply(

@@ -161,6 +161,7 @@ def test_a_partitioner_may_be_written_with_spaces():
         (lambda: Node("w", None), "'w' needs a synchronizer"),
         (lambda: Node("w", AllReduceSynchronizer(), partitioner="2x1"), "number of shards per axis"),
         (lambda: Node("w", AllReduceSynchronizer(), partitioner="0"), "number of shards per axis"),
+        (lambda: Node("w", AllReduceSynchronizer(), partitioner="9" * 5000), "shards per axis, five digits at most"),
         (lambda: Node("w", AllReduceSynchronizer(), partitioner="2,2"), "along one axis only"),
         (lambda: Node("w", AllReduceSynchronizer(), partitioner="1 2"), "number of shards per axis"),
         (lambda: Node("w", None, "3", (Node("w/0", AllReduceSynchronizer()),) * 2), "one part_config per shard"),

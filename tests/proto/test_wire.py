@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,26 @@ def test_a_file_of_something_else_is_refused_with_a_reason_for_each_kind(tmp_pat
         "not a strategy",
         "not a resource spec",
     ]
+
+
+@pytest.mark.parametrize("suffix", [".pb", ".json"])
+def test_a_small_file_takes_little_memory(tmp_path, suffix):
+    path = tmp_path / f"item{suffix}"
+    ITEM.save(path)
+    tracemalloc.start()
+    try:
+        GraphItem.load(path)
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_what_cannot_be_a_files_name_is_refused(tmp_path, name):
+    with pytest.raises(GraphItemError, match="is no name of a file"):
+        GraphItem.load(tmp_path / f"{name}.pb")
+    with pytest.raises(GraphItemError, match="is no name of a file"):
+        ITEM.save(tmp_path / f"{name}.pb")
 
 
 def test_another_suffix_is_refused(tmp_path):

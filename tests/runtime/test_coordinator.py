@@ -55,6 +55,12 @@ def test_the_chief_does_not_wait_for_those_it_tells():
     assert exchange(coordinator, 1, "k", everyone=False) == {0: b"k0"}
 
 
+@pytest.mark.parametrize("value", [b"", b"-1", b"two", b"9" * 5000])
+def test_who_leaves_says_the_number_of_its_last_step(value):
+    with pytest.raises(ClusterError, match="'leaving/servers' is told the number of a worker's last step; got b'"):
+        make_coordinator().exchange(1, "leaving/servers", value=value, everyone=True, timeout=5)
+
+
 def test_exchanges_that_everyone_has_seen_are_forgotten():
     coordinator = joined()
 

@@ -1,5 +1,6 @@
 """The coordinator's gRPC service, and its clients."""
 
+import math
 import socket
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import numpy as np
 import psutil
 import pytest
 
+from autodist_py.proto import coordinator_pb2 as pb
+from autodist_py.proto import coordinator_pb2_grpc as pb_grpc
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
 from autodist_py.runtime.calls import Membership, Pulse
 from autodist_py.runtime.service import ChiefLostError, CoordinatorClient, serve
@@ -115,6 +118,39 @@ def test_a_rank_that_there_is_not_is_an_error_that_says_so(service, rank):
     for call in calls:
         with pytest.raises(ClusterError, match=f"Received: {rank}"):
             call()
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, 1e10, -1.0])
+def test_seconds_that_nobody_can_wait_for_are_refused(service, seconds):
+    requests = {
+        "Join": pb.JoinRequest(rank=1, server="host:1", resources_fingerprint="spec", timeout_seconds=seconds),
+        "Exchange": iter([pb.ExchangeRequest(rank=1, key="k", timeout_seconds=seconds)]),
+        "Heartbeat": pb.HeartbeatRequest(rank=1, limit_seconds=seconds),
+        "Hear": pb.HearRequest(rank=1, key="k", timeout_seconds=seconds),
+    }
+    assert refused(service, requests) == [
+        f"{name} of a {method}Request must be a number of seconds from 0 to 1000000000; got {seconds}"
+        for method, name in zip(requests, ["timeout_seconds"] * 2 + ["limit_seconds", "timeout_seconds"], strict=True)
+    ]
+
+
+def test_a_place_before_the_first_is_refused(service):
+    request = pb.HearRequest(rank=1, key="k", position=-1, timeout_seconds=5)
+    assert refused(service, {"Hear": request}) == ["position of a HearRequest must be an integer >= 0; got -1"]
+
+
+def refused(service, requests: dict[str, Any]) -> list[str]:
+    """What the coordinator says to requests, by method, that ask for something wrong."""
+    said = []
+    with grpc.insecure_channel(service[1]) as channel:
+        stub: Any = pb_grpc.CoordinatorStub(channel)
+        for method, request in requests.items():
+            with pytest.raises(grpc.RpcError) as refusal:
+                list(getattr(stub, method)(request, timeout=20, metadata=(("autodist-secret", "the secret"),)) or ())
+            error: Any = refusal.value
+            assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+            said.append(error.details())
+    return said
 
 
 METHODS = ("Join", "Exchange", "Heartbeat", "Abort", "Leave", "NoSuch")

@@ -43,9 +43,13 @@ def test_every_variable_is_read():
     [
         ({"AUTODIST_RANK": "one", "AUTODIST_COORDINATOR": "h:1"}, "AUTODIST_RANK is a whole number .* Received: 'one'"),
         ({"AUTODIST_RANK": "1"}, "AUTODIST_RANK and AUTODIST_COORDINATOR are set together"),
+        ({"AUTODIST_RANK": "1", "AUTODIST_COORDINATOR": "here:\u00b2"}, "AUTODIST_COORDINATOR is host:port"),
+        ({"AUTODIST_RANK": "1", "AUTODIST_COORDINATOR": "here:65536"}, "AUTODIST_COORDINATOR is host:port"),
         ({"AUTODIST_RANK": "0", "AUTODIST_COORDINATOR": "h:1"}, "rank 0 is the chief"),
         ({"AUTODIST_RANK": "1", "AUTODIST_COORDINATOR": "here"}, "AUTODIST_COORDINATOR is host:port"),
         ({"AUTODIST_HEARTBEAT_TIMEOUT": "1"}, "AUTODIST_HEARTBEAT_TIMEOUT is a number of seconds, 2 or more"),
+        ({"AUTODIST_JOIN_TIMEOUT": "1e300"}, "AUTODIST_JOIN_TIMEOUT is a number of seconds, .* at most 1000000000"),
+        ({"AUTODIST_SEED": "9" * 5000}, "AUTODIST_SEED is a whole number from 0 to 2147483647. Received: '999"),
         ({"AUTODIST_EXIT_GRACE": "nan"}, "AUTODIST_EXIT_GRACE is a number of seconds"),
         ({"AUTODIST_SERVER_PORT": "65536"}, "AUTODIST_SERVER_PORT is a whole number from 0 to 65535"),
         ({"AUTODIST_LOG_LEVEL": "loud"}, "AUTODIST_LOG_LEVEL is one of DEBUG"),

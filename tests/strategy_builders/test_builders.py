@@ -92,9 +92,15 @@ print(wire.to_bytes(resolve_builder("AllReduce(chunk_size=3)").build(item, local
         ({"chunk_size": "8"}, "must be an integer >= 1; got '8'"),
         ({"all_reduce_spec": "ring"}, "must be one of AUTO, NCCL, RING, HOROVOD; got 'ring'"),
         ({"compressor": "Zip"}, "must be one of NoneCompressor"),
-        ({"timeout_seconds": -1}, "timeout_seconds of AllReduce must be a number of seconds >= 0; got -1"),
+        (
+            {"timeout_seconds": -1},
+            "timeout_seconds of AllReduce must be a number of seconds from 0 to 1000000000; got -1",
+        ),
         ({"sparse_as_dense": 1}, "sparse_as_dense of AllReduce must be True, False or None; got 1"),
-        ({"timeout_seconds": float("inf")}, "timeout_seconds of AllReduce must be a number of seconds >= 0; got inf"),
+        (
+            {"timeout_seconds": float("inf")},
+            "timeout_seconds of AllReduce must be a number of seconds from 0 to 1000000000; got inf",
+        ),
     ],
 )
 def test_all_reduce_refuses_parameters_out_of_range(parameters, message):
@@ -166,6 +172,8 @@ def test_lower_case_constants_are_accepted(this_module, text, value):
         ("AllReduce)(", "is written Name"),
         ("", "is written Name"),
         ("no.such.module:Builder", "cannot be imported"),
+        ("..up:Builder", r"or module:Name; got '\.\.up:Builder'"),
+        ("a..b:Builder", r"or module:Name; got 'a\.\.b:Builder'"),
         ("autodist_py.strategy_builders.all_reduce:AllReduc", r"has no 'AllReduc'; did you mean 'AllReduce'\?"),
         (AllReduce, r"got the class; write AllReduce\(\)"),
         (3, "has a method build"),

@@ -21,6 +21,7 @@ from autodist_py.strategy_builders.partitioned import (
     RandomAxisPartitionAR,
     ShardedOptimizer,
     UnevenPartitionedPS,
+    num_shards,
     proportional,
 )
 
@@ -179,6 +180,15 @@ def test_proportional_sizes_are_within_one_of_their_shares_but_for_those_of_one(
     lifted = sum(1 for one in wanted if one < 1)
     for size, one in zip(sizes, wanted, strict=True):
         assert math.floor(one) - lifted <= size <= max(1, math.ceil(one))
+
+
+def test_a_shard_has_as_many_bytes_as_is_asked_for_however_many_these_are():
+    assert num_shards(Variable("v", "float32", (9, 3)), 0, 9, 10**400) == 1
+    assert num_shards(Variable("v", "float32", (9, 3)), 0, 9, 13) == 4
+
+
+def test_shares_whose_sum_is_no_float_are_shares():
+    assert proportional(4, [1.7e308, 1.7e308]) == (2, 2)
 
 
 # -- Collectives ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ carries what is in the queues: the eager context cannot reach another task, and 
 import atexit
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import tensorflow as tf
 
@@ -81,7 +82,7 @@ class Messages:
             self._start("carry", self._carrier.carry)
         self._forget = cluster.on_failure(lambda cause: self.close())
         self._forget_losses = cluster.on_loss(lambda worker: self._ring(worker, LOST))
-        atexit.register(self.close)
+        atexit.register(self._end)
 
     @property
     def rules(self) -> Sequence[Rule]:
@@ -99,12 +100,22 @@ class Messages:
             return
         self._ring(self._cluster.rank, PAUSED)
         if self._carrier is not None:
-            self._carrier.pause()
+            with self._telling():
+                self._carrier.pause()
 
     def _ring(self, worker: int, number: int) -> None:
         if self._bell is not None and not self.is_closed:
-            with tf_adapter.eagerly(), tf.device(HOST):
+            with self._telling(), tf_adapter.eagerly(), tf.device(HOST):
                 self._bell.put([tf.constant([worker, number], tf.int64)])
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """What is told while queues are being closed, here, or elsewhere by the run's failure, is told to nobody."""
+        try:
+            yield
+        except (tf.errors.OpError, RuntimeError):  # A closed session's is a RuntimeError.
+            if not self.is_closed and self._cluster.failure() is None:
+                raise
 
     def close(self) -> None:
         """End the threads, and whatever waits for a message or an answer."""
@@ -113,13 +124,24 @@ class Messages:
         self._closed.set()
         self._forget()
         self._forget_losses()
-        atexit.unregister(self.close)
         with tf_adapter.eagerly(), tf.device(HOST):
             for queue in self._queues:
                 queue.close()
+        self._join()
+
+    def _end(self) -> None:
+        """At exit, whoever has closed: a session that closes while the interpreter ends would crash the process."""
+        if self.is_closed:
+            self._join()
+        else:
+            self.close()
+
+    def _join(self) -> None:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(_END_SECONDS)
+        if not any(thread.is_alive() for thread in self._threads):
+            atexit.unregister(self._end)
 
     def _start(self, name: str, work: Callable[[], None]) -> None:
         def run() -> None:

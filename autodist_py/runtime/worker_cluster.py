@@ -89,6 +89,9 @@ class WorkerCluster:
         self._lock = threading.Lock()
         self._cause: str | None = None
         self._failed = threading.Event()
+        self._all_told = threading.Event()
+        """Whether no callback of on_failure runs."""
+        self._all_told.set()
         self._failed_at = 0.0
         self._is_leaving = False
         self._left = threading.Event()
@@ -350,16 +353,20 @@ class WorkerCluster:
             if self._cause is not None:
                 return
             self._cause = cause
+            self._all_told.clear()
             callbacks = list(self._callbacks.values())
         self._failed_at = time.monotonic()
         self._failed.set()
         threading.Thread(target=self._end_after_grace, name="autodist-end", daemon=True).start()
-        tf_adapter.abort_collectives(cause)
-        for callback in callbacks:
-            try:
-                callback(cause)
-            except Exception:
-                _log.exception("a callback of on_failure raised")
+        try:
+            tf_adapter.abort_collectives(cause)
+            for callback in callbacks:
+                try:
+                    callback(cause)
+                except Exception:
+                    _log.exception("a callback of on_failure raised")
+        finally:
+            self._all_told.set()
 
     def _beat(self) -> None:
         """Reports that this process is alive, until the run ends; the chief looks for those that do not."""
@@ -434,7 +441,8 @@ class WorkerCluster:
             return
         self._stop_workers()
         self._show_cause()
-        if self._signal is not None or not self._script_raised:  # Else Python exits with 1 by itself.
+        # Else Python exits with 1 by itself; a callback that closes a session meanwhile would crash the process.
+        if self._signal is not None or not self._script_raised or not self._all_told.wait(_MARGIN_SECONDS):
             self._exit()
 
     def _end_together(self) -> None:

@@ -71,8 +71,9 @@ class Division:
     def _home(self, handle: str) -> int:
         """Where a variable lives: one that is not trained, with the variable whose gradient its own value is made of.
 
-        A scalar, such as a norm, may be made of all gradients; what is made of it is not for that. What is made of
-        variables that live apart, as averages of weights that a branch writes, lives on the workers, who have all.
+        What one op writes lives together, as a trained variable and its moments. A scalar, such as a norm, may be made
+        of all gradients; what is made of it is not for that. What is made of variables that live apart, as averages of
+        weights that a branch writes, lives on the workers, who have all.
         """
         if handle in self._trained:
             return self._trained[handle]
@@ -82,6 +83,9 @@ class Division:
         if len(homes) == 1:
             return homes.pop()
         writers = self._writes[handle]
+        beside = {side for other, side in self._trained.items() if writers & self._writes.get(other, set())}
+        if len(beside) == 1:
+            return beside.pop()
         raw = {op_of(name) for seam in self.seams for name in self._view.nodes[seam].input} - self.seams.keys()
         for blocked in (raw | (self._view.scalars - writers - self.seams.keys()), raw):
             behind = self._view.dataflow_ancestors(writers, blocked=blocked)

@@ -11,7 +11,7 @@ demo: $(INSTALLED)
 	$(BIN)/autodist run --local 2 examples/digits.py --compare
 
 # Two modules at a time, as most tests wait for other processes; then what bears nothing beside it. Fails if either does.
-RUN_TESTS = $(BIN)/pytest -n 2 --dist loadfile -m "not alone$(1)"; together=$$?; \
+RUN_TESTS = $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone$(1)"; together=$$?; \
 	$(BIN)/pytest -m "alone$(1)" && exit $$together
 
 test: $(INSTALLED)

@@ -16,6 +16,7 @@ from typing import cast
 
 import tensorflow as tf
 
+from autodist_py.capture.canonical import canonical
 from autodist_py.engines import Engine, automatic_engine, with_engine
 from autodist_py.kernel.analysis import PYTHON_OPS, using, writes_of_own_part
 from autodist_py.kernel.device import Place, resolve
@@ -39,6 +40,7 @@ from autodist_py.runtime.executor import Executor
 from autodist_py.runtime.initial_values import broadcast
 from autodist_py.runtime.input_check import InputCheck
 from autodist_py.runtime.kept import Kept
+from autodist_py.runtime.liveness import STILL_SECONDS
 from autodist_py.runtime.memories import Memories
 from autodist_py.served import Served
 from autodist_py.step_times import StepTimes
@@ -48,7 +50,8 @@ from autodist_py.timeline import Timeline
 _log = logging.getLogger(__name__)
 
 _UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-_WRITES_SECONDS = 60.0
+_WRITES_SECONDS = 60.0 + STILL_SECONDS
+"""How long workers that wrote variables wait for others to write them, too: the Python of one may stand still."""
 
 
 class Compiler:
@@ -392,13 +395,27 @@ def run_together(item: GraphItem) -> GraphItem:
 
     Not what one of them may run alone, such as a chief's saver, nor in which file the lines of its code stand. Random
     names (UUIDs, as TensorFlow gives lookup tables and some functions) are numbered as they come: each is a process's.
+    So is the name of Python code, which TensorFlow counts, also that of a generator which the chief alone reads.
     """
     numbers: dict[bytes, bytes] = {}
 
     def numbered(found: re.Match[bytes]) -> bytes:  # As long as it was, so that the message stays one.
         return numbers.setdefault(found[0], b"%036d" % len(numbers))
 
-    return replace(item, graph_def=_UUID.sub(numbered, item.graph_def), savers=(), table_initializers=(), mixtures=())
+    graph_def = _without_tokens(_UUID.sub(numbered, item.graph_def))
+    return replace(item, graph_def=graph_def, savers=(), table_initializers=(), mixtures=())
+
+
+def _without_tokens(content: bytes) -> bytes:
+    """A graph without the names of its Python code, by which the functions that have some are named, too."""
+    graph = tf.compat.v1.GraphDef.FromString(content)
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    of_python = [node for node in nodes if node.op in PYTHON_OPS]
+    if not of_python:
+        return content
+    for node in of_python:
+        node.attr["token"].s = b""
+    return canonical(graph, {node.name for node in graph.node}).SerializeToString(deterministic=True)
 
 
 def launches_text(program: CompiledProgram) -> str:

@@ -19,11 +19,17 @@ os.environ["AUTODIST_OUTPUT"] = "all"
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Marks what is slow before pytest leaves it out, and has a module's tests of one cluster run together."""
+    """Marks what is slow before pytest leaves it out, and has a module's tests of one cluster run together.
+
+    Modules that take long come first; pytest-xdist keeps the order where it is told `--no-loadscope-reorder`.
+    """
     mark_turns(items)
     yield
     modules = list(dict.fromkeys(item.path for item in items))
-    items.sort(key=lambda item: (modules.index(item.path), names_of_shapes.index(cluster_of(item))))
+    long = {item.path for item in items if item.get_closest_marker("first")}
+    items.sort(
+        key=lambda item: (item.path not in long, modules.index(item.path), names_of_shapes.index(cluster_of(item)))
+    )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -14,6 +14,7 @@ from autodist_py.kernel.pipeline import compile
 from autodist_py.plan import inexact
 from autodist_py.proto.errors import AutoDistError
 from autodist_py.proto.graph_item import Output
+from tests.capture.steps import batch, capture
 from tests.kernel import programs
 
 
@@ -49,6 +50,21 @@ def test_random_names_that_each_process_gives_make_no_other_graph():
     assert own.fingerprint == run_together(of_tables(third, fourth, third)).fingerprint
     assert own.fingerprint != run_together(of_tables(third, fourth, fourth)).fingerprint  # Another table is another.
     assert len(tf.compat.v1.GraphDef.FromString(own.graph_def).node) == 3
+
+
+def with_python_code(x: tf.Tensor) -> tf.Tensor:
+    sine = tf.numpy_function(np.sin, [x], tf.float32)
+    cosine = tf.cond(tf.reduce_sum(x) > 0.0, lambda: tf.py_function(tf.cos, [x], tf.float32), lambda: x)
+    return sine + cosine
+
+
+def test_names_of_python_code_that_each_process_counts_make_no_other_graph():
+    first, again, other = (
+        capture(step, batch()).item
+        for step in (with_python_code, with_python_code, lambda x: 2.0 * with_python_code(x))
+    )
+    assert first.fingerprint != again.fingerprint
+    assert run_together(first).fingerprint == run_together(again).fingerprint != run_together(other).fingerprint
 
 
 def test_another_group_on_one_worker_is_named_before_anyone_waits():

@@ -26,6 +26,8 @@ from tests.cluster_pool import THREE_WORKERS, TWO_WORKERS, Cluster
 from tests.cluster_pool import same_on_all_workers as same
 from tests.fit_oracle import compare, compiled, fitted
 
+pytestmark = pytest.mark.first
+
 RNG = np.random.default_rng(8)
 WORDS, LENGTH = 11, 5
 IDS, LABELS = RNG.integers(0, WORDS, (22, LENGTH)), RNG.integers(0, 3, 22)

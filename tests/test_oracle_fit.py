@@ -17,9 +17,16 @@ from tests.cluster_pool import same_on_all_workers as same
 from tests.fit_oracle import TOLERANCE, VALIDATION, WEIGHTS, X, Y, compare, compiled, fitted
 from tests.oracle import assert_close
 
-pytestmark = pytest.mark.parametrize(
-    "cluster", [TWO_REPLICAS, TWO_WORKERS, THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
-)
+pytestmark = [
+    pytest.mark.first,
+    pytest.mark.parametrize(
+        "cluster",
+        [TWO_REPLICAS, TWO_WORKERS, THREE_WORKERS],
+        ids=lambda shape: shape.name,
+        indirect=True,
+        scope="module",
+    ),
+]
 
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),

@@ -16,6 +16,8 @@ from tests.oracle_programs import FUNCTION_FAMILIES, GRAPH_FAMILIES, MODELS, OPT
 from tests.served import SHARDS, InShards, fit_with, train_function, train_graph
 from tests.test_oracle_fit import OPTIMIZERS as KERAS_OPTIMIZERS
 
+pytestmark = pytest.mark.first
+
 
 def programs(families: Any) -> list[Any]:
     """Each cluster with each strategy; the other axes go round. All but every third one are slow."""

@@ -21,6 +21,8 @@ from autodist_py.strategy_builders.mixed import Parallax, PerVariable
 from autodist_py.strategy_builders.parameter_server import PS, PSLoadBalancing
 from autodist_py.strategy_builders.partitioned import PartitionedAR, ShardedOptimizer, UnevenPartitionedPS
 
+pytestmark = pytest.mark.first
+
 ROOT = Path(__file__).resolve().parents[1]
 AUTODIST = [sys.executable, "-c", "from autodist_py.cli import main; main(prog_name='autodist')"]
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.test_plan import AUTODIST, ROOT, SCRIPT
 
+pytestmark = pytest.mark.first
+
 PLUGIN = ROOT / "examples" / "plugin"
 GIVEN_UP = "of gradients the signs travel, and the error is added to the next step's"
 SPEC = "nodes: [{address: 10.0.0.1, chief: true}, {address: 10.0.0.2}]"

@@ -12,6 +12,8 @@ from tests import random_programs
 from tests.cluster_pool import SHAPES, TWO_REPLICAS, Cluster, same_on_all_workers
 from tests.random_programs import BUILDERS, LOSSES, OPERATIONS, RESULTS, SIZES, UPDATES, Operation, RandomProgram
 
+pytestmark = pytest.mark.first
+
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "240"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 ENOUGH = 100

@@ -13,6 +13,8 @@ from autodist_py.proto.errors import AutoDistError
 from autodist_py.recording import RecordedEnough, Recorder, Step, recorded_steps
 from autodist_py.verification import compare_steps
 
+pytestmark = pytest.mark.first
+
 ROOT = Path(__file__).resolve().parents[1]
 AUTODIST = [sys.executable, "-c", "from autodist_py.cli import main; main(prog_name='autodist')", "verify"]
 

@@ -30,7 +30,7 @@ _STEP_DIGITS = 19
 
 _log = logging.getLogger(__name__)
 
-_EXIT_CODE_SECONDS = 3.0
+_EXIT_CODE_SECONDS = 8.0
 """How long the exit code of a script that ended too early is waited for."""
 
 _CHIEF = 0

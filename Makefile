@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-all corpus fuzz fuzz-inputs packages mutations bench lint ruff format-check mypy imports proto-check proto horovod lab-deps clean
+.PHONY: demo test test-all corpus fuzz fuzz-inputs kills packages mutations bench lint ruff format-check mypy imports proto-check proto horovod lab-deps clean
 
 demo: $(INSTALLED)
 	$(BIN)/autodist run --local 2 examples/digits.py --compare
@@ -32,6 +32,11 @@ fuzz: $(INSTALLED)
 # 50 MB; a graph item that is compiled may take a second. Less than half an hour on two cores. Others: FUZZ_SEED=2.
 fuzz-inputs: $(INSTALLED)
 	FUZZ_INPUTS=100000 FUZZ_SECONDS=0.05 TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/pytest -s tests/test_fuzz_inputs.py
+
+# A hundred kills and cuts of local runs and of runs over SSH, drawn by a seed, in some forty minutes; it needs the lab,
+# and a machine that does nothing else. Others: KILLS_SEED=2.
+kills: $(INSTALLED)
+	KILLS=100 KILLS_SEED=$${KILLS_SEED:-1} TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/pytest -s tests/lab/test_kills.py
 
 # Models that others ship, in an environment of their own: one of them has NumPy 1, and the other tests keep theirs.
 # Some 500 MB beside TensorFlow; without it these tests are skipped.

@@ -21,7 +21,7 @@ from autodist_py.proto.resource_spec import YAML_SUFFIXES
 from autodist_py.proto.values import load_value
 from autodist_py.relay import screens
 from autodist_py.resources import load_resource_spec, local_resource_spec
-from autodist_py.runtime.brief import is_startup
+from autodist_py.runtime.brief import Noise
 from autodist_py.settings import (
     OUTPUT_VARIABLE,
     PLAN_DIR_VARIABLE,
@@ -29,7 +29,6 @@ from autodist_py.settings import (
     SEED_VARIABLE,
     STRATEGY_VARIABLE,
     TIMELINE_VARIABLE,
-    WORKER_OUTPUT_VARIABLE,
     WORKER_VARIABLES,
 )
 from autodist_py.supervisor import run_chief
@@ -92,14 +91,13 @@ def run(
     with _spec_file(workers, spec, cpus) as spec_file:
         if all_output:
             os.environ[OUTPUT_VARIABLE] = "all"
-        output, errors = screens(_hidden(os.environ))
+        output, errors = screens(_new_filter(os.environ))
         environment = _chief_environment(spec_file, output.console, strategy)
         if timeline is not None:
             environment[TIMELINE_VARIABLE] = str(timeline.absolute())
         code = run_chief(
             [sys.executable, str(script), *arguments],
             environment,
-            worker_output=WORKER_OUTPUT_VARIABLE,
             output=output,
             errors=errors,
         )
@@ -213,10 +211,10 @@ def plan(
     console.print(str(made), markup=False, highlight=False)
 
 
-def _hidden(environment: Mapping[str, str]) -> Callable[[str], bool]:
-    """Which of the chief's lines are not shown."""
+def _new_filter(environment: Mapping[str, str]) -> Callable[[], Callable[[str], bool]]:
+    """What makes, for an output of the chief, what tells of each of its lines whether it is not shown."""
     is_asked_for = environment.get(OUTPUT_VARIABLE) == "all" or environment.get(_TENSORFLOW_LOG_LEVEL) == "0"
-    return (lambda line: False) if is_asked_for else is_startup
+    return (lambda: lambda line: False) if is_asked_for else (lambda: Noise().has)
 
 
 def _require_one_of_local_and_spec(workers: int | None, spec: Path | None, cpus: int | None) -> None:

@@ -105,9 +105,9 @@ def _label(rank: int | None) -> Text:
     return Text() if rank is None else Text(f"[{rank}] ", _RANK_STYLES[rank % len(_RANK_STYLES)])
 
 
-def screens(hides: Callable[[str], bool]) -> tuple[Screen, Screen]:
-    """Screens for standard output and standard error, which `hides` some lines: one when both are the terminal."""
-    output = Screen(Console(), hides)
+def screens(new_filter: Callable[[], Callable[[str], bool]]) -> tuple[Screen, Screen]:
+    """Screens for standard output and standard error, each with a new filter; one when both are the terminal."""
+    output = Screen(Console(), new_filter())
     if sys.stdout.isatty() and sys.stderr.isatty():
         return output, output
-    return Screen(Console()), Screen(Console(stderr=True), hides)
+    return Screen(Console()), Screen(Console(stderr=True), new_filter())

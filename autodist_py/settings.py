@@ -17,6 +17,7 @@ RANK_VARIABLE = "AUTODIST_RANK"
 COORDINATOR_VARIABLE = "AUTODIST_COORDINATOR"
 RESOURCE_SPEC_VARIABLE = "AUTODIST_RESOURCE_SPEC"
 WORKER_OUTPUT_VARIABLE = "AUTODIST_WORKER_OUTPUT"
+PROGRESS_VARIABLE = "AUTODIST_PROGRESS"
 DUMP_DIR_VARIABLE = "AUTODIST_DUMP_DIR"
 LOG_LEVEL_VARIABLE = "AUTODIST_LOG_LEVEL"
 OUTPUT_VARIABLE = "AUTODIST_OUTPUT"
@@ -38,7 +39,7 @@ RECORD_STEPS_VARIABLE = "AUTODIST_RECORD_STEPS"
 RECORDED_RUN_VARIABLE = "AUTODIST_RECORDED_RUN"
 KEPT_PROGRAMS_VARIABLE = "AUTODIST_KEPT_PROGRAMS"
 
-WORKER_VARIABLES = (RANK_VARIABLE, COORDINATOR_VARIABLE, WORKER_OUTPUT_VARIABLE)
+WORKER_VARIABLES = (RANK_VARIABLE, COORDINATOR_VARIABLE, WORKER_OUTPUT_VARIABLE, PROGRESS_VARIABLE)
 """What belongs to one process of one run, and must not be inherited by another run."""
 
 RECORDED_RUNS = ("plain", "compiled", "ops")
@@ -75,6 +76,7 @@ class Settings:
     `ssh_config` is the configuration file for the ssh client, in the place of the user's and the system's.
     `worker_output` is a file descriptor for the other workers' lines. In another worker it is for its last line, when
     the chief is lost.
+    `progress` is a file descriptor for the chief's step.
     `output` is what is shown of the other workers' lines.
     `server_port` is the TensorFlow server's port on rank 0, and rank r takes `server_port + r`; 0 means any free one.
     `checked_steps` is for how many steps the workers compare what they are given, with `batch="global"`.
@@ -114,6 +116,7 @@ class Settings:
     timeline: Path | None = None
     output: str = "brief"
     kept_programs: int = 100
+    progress: int | None = None
 
     def __post_init__(self) -> None:
         if (self.rank is None) != (self.coordinator is None):
@@ -142,6 +145,7 @@ class Settings:
             coordinator=_address(given, COORDINATOR_VARIABLE),
             resource_spec=_path(given, RESOURCE_SPEC_VARIABLE),
             worker_output=_integer(given, WORKER_OUTPUT_VARIABLE, None, most=2**31 - 1),
+            progress=_integer(given, PROGRESS_VARIABLE, None, most=2**31 - 1),
             dump_dir=_path(given, DUMP_DIR_VARIABLE),
             log_level=_log_level(given, LOG_LEVEL_VARIABLE),
             output=_choice(given, OUTPUT_VARIABLE, OUTPUT, defaults.output),

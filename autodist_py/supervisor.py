@@ -17,6 +17,8 @@ from typing import IO
 
 from autodist_py.oom import killed_for_memory
 from autodist_py.relay import LineSplitter, Screen
+from autodist_py.runtime.progress import new_progress, step_of
+from autodist_py.settings import PROGRESS_VARIABLE, WORKER_OUTPUT_VARIABLE
 
 GRACE_SECONDS = 15.0
 """How long the chief may take to end after a stop signal, before it is killed."""
@@ -38,27 +40,33 @@ class _Source:
     rank: int | None
 
 
-def run_chief(
-    command: Sequence[str], environment: Mapping[str, str], *, worker_output: str, output: Screen, errors: Screen
-) -> int:
+def run_chief(command: Sequence[str], environment: Mapping[str, str], *, output: Screen, errors: Screen) -> int:
     """The exit code of `command`, 128 + n when signal n ended it.
 
-    The command's input is empty. It gets, in the environment variable that `worker_output` names, the number of a file
-    descriptor for the other workers' labelled lines. It is a process group of its own, so that Ctrl-C at a terminal
-    reaches it once, through us. If a signal ends it that we did not send, that is said, after what other workers say.
+    The command's input is empty. It gets file descriptors for the other workers' labelled lines and for its step; their
+    numbers are in its environment. It is a process group of its own, so that Ctrl-C at a terminal reaches it once,
+    through us. If a signal ends it that we did not send, that is said, after what other workers say.
     """
     begin, killed_before = time.monotonic(), killed_for_memory()
     read_end, write_end = os.pipe()
-    with _stop_signals() as signals, open(read_end, "rb", buffering=0) as worker_lines:
+    with (
+        _stop_signals() as signals,
+        open(read_end, "rb", buffering=0) as worker_lines,
+        open(new_progress(), "rb", buffering=0) as progress,
+    ):
         try:
             process = subprocess.Popen(
                 command,
-                env={**environment, worker_output: str(write_end)},
+                env={
+                    **environment,
+                    WORKER_OUTPUT_VARIABLE: str(write_end),
+                    PROGRESS_VARIABLE: str(progress.fileno()),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                pass_fds=[write_end],
+                pass_fds=[write_end, progress.fileno()],
                 process_group=0,
             )
         finally:
@@ -69,7 +77,8 @@ def run_chief(
             _register(selector, worker_lines, _Source(LineSplitter(), output, None))
             sent = _relay_until_exit(process, selector, signals)
             if process.returncode < 0 and -process.returncode not in sent:
-                said = _end_of_chief(process, time.monotonic() - begin, killed_before)
+                seconds, step = time.monotonic() - begin, step_of(progress.fileno())
+                said = _end_of_chief(process, seconds, step, killed_before)
                 _show_last_words(selector, worker_lines, signals)
                 if -process.returncode not in signals:  # Else it was sent to both of us, and reached the chief first.
                     errors.show(said)
@@ -134,12 +143,13 @@ def _registered(selector: selectors.BaseSelector) -> list[selectors.SelectorKey]
     return list(selector.get_map().values())
 
 
-def _end_of_chief(process: subprocess.Popen[bytes], seconds: float, killed_before: int | None) -> str:
-    """Which signal has ended the chief, when, and what the system says of a lack of memory."""
+def _end_of_chief(process: subprocess.Popen[bytes], seconds: float, step: int, killed_before: int | None) -> str:
+    """Which signal has ended the chief, when, at which step, and what the system says of a lack of memory."""
     number = -process.returncode
     name = signal.Signals(number).name if number in list(signal.Signals) else "a real-time signal"
     said = f"worker 0, the chief (process {process.pid}), was ended by signal {number} ({name})"
-    said += f" at {time.strftime('%H:%M:%S')}, {seconds:.1f} s after its start"
+    said += f" at {time.strftime('%H:%M:%S')}, {seconds:.1f} s after its start, "
+    said += f"at step {step}" if step else "before its first step"
     if number != signal.SIGKILL:
         return f"autodist: {said}"
     killed = killed_for_memory()

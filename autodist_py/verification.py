@@ -23,7 +23,6 @@ from autodist_py.settings import (
     RECORD_STEPS_VARIABLE,
     RECORDED_RUN_VARIABLE,
     RESOURCE_SPEC_VARIABLE,
-    WORKER_OUTPUT_VARIABLE,
 )
 from autodist_py.supervisor import run_chief
 
@@ -88,7 +87,7 @@ def run_quietly(command: Sequence[str], environment: Mapping[str, str]) -> tuple
     """The exit code of `command`, as a chief, and what it and the other workers printed."""
     printed = io.StringIO()
     screen = Screen(Console(file=printed, width=200))
-    code = run_chief(command, environment, worker_output=WORKER_OUTPUT_VARIABLE, output=screen, errors=screen)
+    code = run_chief(command, environment, output=screen, errors=screen)
     return code, printed.getvalue()
 
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
-from autodist_py.kernel.names import op_of
 from autodist_py.kernel.tf_adapter import require_importable
 from autodist_py.proto.errors import AutoDistError, GraphItemError
 from autodist_py.proto.graph_item import GraphItem
@@ -41,11 +40,37 @@ def flaw_of(item: GraphItem) -> str:
         return f"its graph is no GraphDef: {error}"
     try:
         require_importable(graph)
+        with tf.Graph().as_default() as imported:
+            tf.import_graph_def(graph, name="")
     except Exception as error:  # TensorFlow's own, of any kind.
         return f"TensorFlow does not take its graph: {error}"
-    ops = {node.name for node in graph.node}
-    missing = sorted(name for name in _named(item) if op_of(name) not in ops)
-    return f"it names {', '.join(map(repr, missing[:3]))}, which its graph lacks" if missing else ""
+    missing = sorted(name for name in _named(item) if not _is_in(imported, name))
+    if missing:
+        return f"it names {', '.join(map(repr, missing[:3]))}, which its graph lacks"
+    unknown = sorted(name for name in _dtypes(item) if not _is_type(name))
+    return f"it names the types {', '.join(map(repr, unknown[:3]))}, which TensorFlow lacks" if unknown else ""
+
+
+def _is_in(graph: tf.Graph, name: str) -> bool:
+    """Whether the graph has the op, or the tensor, of that name."""
+    try:
+        graph.as_graph_element(name)
+    except (KeyError, ValueError):
+        return False
+    return True
+
+
+def _dtypes(item: GraphItem) -> set[str]:
+    variables, inputs = {each.dtype for each in item.variables}, {each.dtype for each in item.inputs}
+    return variables | inputs | {each.dtype for each in item.outputs}
+
+
+def _is_type(name: str) -> bool:
+    try:
+        tf.as_dtype(name)
+    except TypeError:
+        return False
+    return True
 
 
 def _named(item: GraphItem) -> Iterator[str]:

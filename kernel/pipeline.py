@@ -148,25 +148,25 @@ def compile(
         if not first.is_single:
             require_replicated_writes(item, first.analysis)
         program = run_passes(first, PASSES, observers)
-    return CompiledProgram(
-        item=item,
-        place=paced,
-        pace=strategy.pace,
-        graph=program.graph,
-        fetches=program.fetches,
-        run_ops=program.run_ops,
-        variables=tuple(_bound(program)),
-        shards=(*program.shards, *(_shards(program, memory) for memory in program.memories)),
-        left_whole=program.left_whole,
-        channels=program.channels,
-        servers=program.servers,
-        held={**program.held, **_remembered(program)},
-        refreshed=program.refreshed,
-        memories=program.memories,
-        idle=_idle(item, program) | {memory.name for memory in program.memories},
-        launches=program.launches,
-        next_instance_key=program.next_instance_key,
-    )
+        return CompiledProgram(
+            item=item,
+            place=paced,
+            pace=strategy.pace,
+            graph=program.graph,
+            fetches=program.fetches,
+            run_ops=program.run_ops,
+            variables=tuple(_bound(program)),
+            shards=(*program.shards, *(_shards(program, memory) for memory in program.memories)),
+            left_whole=program.left_whole,
+            channels=program.channels,
+            servers=program.servers,
+            held={**program.held, **_remembered(program)},
+            refreshed=program.refreshed,
+            memories=program.memories,
+            idle=_idle(item, program) | {memory.name for memory in program.memories},
+            launches=program.launches,
+            next_instance_key=program.next_instance_key,
+        )
 
 
 def _bound(program: Program) -> Iterator[BoundVariable]:

@@ -129,7 +129,7 @@ def strategies() -> tuple[Strategy, ...]:
 
 @cache
 def messages() -> tuple[Message, ...]:
-    """All values, as they travel."""
+    """All valid values, as messages."""
     return (ITEM.to_proto(), RESOURCES.to_proto(), *(one.to_proto() for one in strategies()))
 
 

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,9 @@ import pytest
 from autodist_py.runtime.launcher import LineOutput
 
 ROOT = Path(__file__).resolve().parent.parent
+
+AUTODIST = [sys.executable, "-c", "from autodist_py.cli import main; main(prog_name='autodist')"]
+"""The command, by this Python's own path: what it starts has the same."""
 
 STEP_OF_A_WEIGHT = """
 import numpy as np

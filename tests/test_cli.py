@@ -1,4 +1,7 @@
-"""The command line, as real processes: `autodist run` with scripts that need no TensorFlow, and `autodist inspect`."""
+"""The command line, as real processes: `autodist run` with scripts that need no TensorFlow, and `autodist inspect`.
+
+One module, though long: all of it starts the same command with scripts of a few lines.
+"""
 
 import os
 import pty
@@ -17,10 +20,9 @@ from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
 from autodist_py.proto.strategy import Strategy
 from autodist_py.resources import local_resource_spec
-from tests.processes import Command
+from tests.processes import AUTODIST, Command
 from tests.runtime.runs import PREAMBLE
 
-AUTODIST = [sys.executable, "-c", "from autodist_py.cli import main; main(prog_name='autodist')"]
 WAITS_FOR_LAST_WORDS = [
     sys.executable,
     "-c",
@@ -233,6 +235,7 @@ def test_the_exit_code_tells_the_signal_that_ended_the_chief(script):
     (line,) = ended.stderr.splitlines()
     wanted = r"autodist: worker 0, the chief \(process \d+\), was ended by signal 9 \(SIGKILL\) at [\d:]{8}, [\d.]+ s"
     assert re.match(wanted, line), line
+    assert " s after its start, before its first step; " in line
     assert "memory" in line
 
 
@@ -274,6 +277,7 @@ def test_other_workers_have_the_last_word_at_once_when_the_chief_is_killed_and_n
         command.close()
     assert command.lines[-2] == lost
     assert command.lines[-1].startswith("autodist: worker 0, the chief (process ")
+    assert " s after its start, at step 7; " in command.lines[-1]
 
 
 @pytest.mark.parametrize(("number", "is_said"), [(signal.SIGINT, True), (signal.SIGTERM, False)])

@@ -2,17 +2,15 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-AUTODIST = [sys.executable, "-c", "from autodist_py.cli import main; main(prog_name='autodist')"]
+from tests.processes import AUTODIST, ROOT
 
 
 def run(example: str, *arguments: str) -> str:
     """What the example prints on two workers."""
     command = [*AUTODIST, "run", "--local", "2", str(ROOT / "examples" / example), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

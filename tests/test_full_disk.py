@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import STEP_OF_A_WEIGHT, ended
-from tests.test_plan import AUTODIST
+from tests.processes import AUTODIST, STEP_OF_A_WEIGHT, ended
 
 SCRIPT = f"""{STEP_OF_A_WEIGHT}
 import resource, sys

@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +19,11 @@ from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
 from autodist_py.strategy_builders.mixed import Parallax, PerVariable
 from autodist_py.strategy_builders.parameter_server import PS, PSLoadBalancing
 from autodist_py.strategy_builders.partitioned import PartitionedAR, ShardedOptimizer, UnevenPartitionedPS
+from tests.processes import AUTODIST
 
 pytestmark = pytest.mark.first
 
 ROOT = Path(__file__).resolve().parents[1]
-AUTODIST = [sys.executable, "-c", "from autodist_py.cli import main; main(prog_name='autodist')"]
 
 ITEM = GraphItem(
     graph_def=b"",

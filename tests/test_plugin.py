@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_plan import AUTODIST, ROOT, SCRIPT
+from tests.processes import AUTODIST
+from tests.test_plan import ROOT, SCRIPT
 
 pytestmark = pytest.mark.first
 

@@ -1,4 +1,4 @@
-"""What is said of a chief that was killed: what the system tells of its memory."""
+"""What is said of a chief that was killed: its step, and what the system tells of its memory."""
 
 import io
 import os
@@ -10,6 +10,7 @@ from rich.console import Console
 from autodist_py import supervisor
 from autodist_py.oom import killed_for_memory
 from autodist_py.relay import Screen
+from tests.processes import AUTODIST, STEP_OF_A_WEIGHT, ended
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_what_the_system_says_of_memory_is_said_of_a_chief_that_was_killed(monke
     written = io.StringIO()
     screen = Screen(Console(file=written, width=300))
     command = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
-    assert supervisor.run_chief(command, os.environ, worker_output="FD", output=screen, errors=screen) == 137
+    assert supervisor.run_chief(command, os.environ, output=screen, errors=screen) == 137
     assert wanted in written.getvalue()
 
 
@@ -54,3 +55,11 @@ def test_the_top_of_version_1_does_not_count_for_a_group_that_is_not_seen(tmp_pa
     (root / "memory").mkdir(parents=True)
     (root / "memory/memory.oom_control").write_text("under_oom 0\noom_kill 3\n")
     assert killed_for_memory(root, own) is None
+
+
+def test_the_step_of_one_worker_that_was_killed_is_said(tmp_path):
+    steps = "for number in range(3):\n    step(np.ones([4, 2, 3]))\nos.kill(os.getpid(), 9)\n"
+    (tmp_path / "train.py").write_text(f"import os\n{STEP_OF_A_WEIGHT}{steps}")
+    killed = ended([*AUTODIST, "run", "--local", "1", "train.py"], tmp_path)
+    assert killed.returncode == 137, killed.stdout + killed.stderr
+    assert " s after its start, at step 3; " in killed.stderr

@@ -12,7 +12,8 @@ import pytest
 from autodist_py import tf_adapter
 from autodist_py.runtime.cluster import SoloCluster
 from autodist_py.timeline import FIRST_STEP, STEPS, Timeline
-from tests.test_plan import AUTODIST, ROOT
+from tests.processes import AUTODIST
+from tests.test_plan import ROOT
 
 pytestmark = pytest.mark.alone
 

@@ -1,7 +1,6 @@
 """`autodist verify`, as a user calls it: real scripts, each run several times, on one device and distributed."""
 
 import subprocess
-import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +11,12 @@ import pytest
 from autodist_py.proto.errors import AutoDistError
 from autodist_py.recording import RecordedEnough, Recorder, Step, recorded_steps
 from autodist_py.verification import compare_steps
+from tests.processes import AUTODIST
 
 pytestmark = pytest.mark.first
 
 ROOT = Path(__file__).resolve().parents[1]
-AUTODIST = [sys.executable, "-c", "from autodist_py.cli import main; main(prog_name='autodist')", "verify"]
+VERIFY = [*AUTODIST, "verify"]
 
 FUNCTION = """
 import numpy as np, tensorflow as tf
@@ -76,7 +76,7 @@ def verify(script, *options, folder=None):
         path = folder / "train.py"
         path.write_text(textwrap.dedent(script))
         script = path
-    command = [*AUTODIST, *map(str, options), str(script)]
+    command = [*VERIFY, *map(str, options), str(script)]
     return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
 
 

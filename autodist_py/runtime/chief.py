@@ -1,5 +1,6 @@
 """What only the chief's process has: the coordinator, its server, and the workers that it launched."""
 
+import logging
 import secrets
 import threading
 from dataclasses import dataclass, field
@@ -16,9 +17,10 @@ from autodist_py.runtime.launcher import (
     Worker,
     chief_output,
     secret_from_input,
+    still_running,
     stop_workers,
 )
-from autodist_py.runtime.liveness import answers, ask_seconds
+from autodist_py.runtime.liveness import STILL_SECONDS, answers, ask_seconds
 from autodist_py.runtime.ports import host_and_port, require_own_address
 from autodist_py.runtime.service import serve
 from autodist_py.runtime.ssh_launcher import SshLauncher
@@ -28,7 +30,10 @@ _ALL_ADDRESSES = "::"
 """Of IPv6 and IPv4."""
 
 _REPLY_SECONDS = 2.0
-_END_SECONDS = 30.0
+_SOON_SECONDS = 10.0
+"""So long workers' processes are waited for at the end without a word."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -105,12 +110,27 @@ class Chief:
             self._asked.discard(rank)
 
     def wait_for_workers(self) -> None:
-        """All workers have left, and their processes have ended; one that does not end is made to."""
+        """All workers have left, and their processes have ended; one that does not end is made to, and has failed.
+
+        It has as much time as a process may stand still: TensorFlow destroys iterators at the end, too.
+        """
         self._server.stop(_REPLY_SECONDS).wait(_REPLY_SECONDS)
-        stop_workers(self._workers, grace=_END_SECONDS)
+        late = still_running(self._workers, _SOON_SECONDS)
+        if late:
+            ranks = ", ".join(f"worker {worker.rank}" for worker in late)
+            _log.warning("%s: the script has ended, the process has not; it is waited for", ranks)
+        late = still_running(late, STILL_SECONDS)
+        for worker in late:
+            self.coordinator.did_not_end(worker.rank, _SOON_SECONDS + STILL_SECONDS)
+        stop_workers(late, grace=0.0)
 
     def stop_workers(self, *, grace: float) -> None:
-        """The run has failed, and no worker is left: they have `grace` seconds to end by themselves."""
+        """The run has failed, and no worker is left: they have `grace` seconds to end by themselves.
+
+        One that has not joined yet does not hear of it, so it is ended at once.
+        """
+        joined = self.coordinator.joined
+        stop_workers([worker for worker in self._workers if worker.rank not in joined], grace=0.0)
         stop_workers(self._workers, grace=grace)
 
 

@@ -14,6 +14,7 @@ from autodist_py.proto.errors import ClusterError, WorkerFailedError
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.runtime import tf_adapter
 from autodist_py.runtime.last_words import keep_from_children
+from autodist_py.runtime.progress import Progress
 from autodist_py.runtime.worker_cluster import AGREE_SECONDS, CAUSE_SECONDS, HEAR_SECONDS, WorkerCluster
 from autodist_py.settings import RANK_VARIABLE, Settings
 
@@ -156,7 +157,7 @@ def join_cluster(resources: ResourceSpec, settings: Settings, *, timeout: float 
     node = resources.chief
     if len(node.cpus) > 1 or node.gpus:
         tf_adapter.set_local_devices(max(1, len(node.cpus)), node.gpus)
-    return SoloCluster()
+    return SoloCluster(Progress(settings.progress))
 
 
 class SoloCluster:
@@ -170,11 +171,22 @@ class SoloCluster:
     is_chief = True
     heartbeat_timeout = math.inf
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress | None = None) -> None:
         self.run_id = secrets.token_hex(6)
         self.seed = secrets.randbits(31)
-        self.step = 0
+        self._step = 0
+        self._progress = progress or Progress(None)
         self._cause: str | None = None
+
+    @property
+    def step(self) -> int:
+        """See Cluster."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._step = step
+        self._progress.note(step)
 
     @property
     def next_instance_key(self) -> int:

@@ -293,11 +293,23 @@ class Coordinator:
             else:
                 self._miss(rank, "ended", f"{describe_exit(exit_code)}; see its output above")
 
+    def did_not_end(self, rank: int, seconds: float) -> None:
+        """All have left; the worker's process still runs so many seconds later, and is now made to end."""
+        with self._changed:
+            detail = f"its process had not ended {seconds:.0f} s after all scripts, and was made to"
+            self._fail(rank, "ended its script", detail)
+
     @property
     def cause(self) -> str | None:
         """Why the run failed, if it has."""
         with self._changed:
             return self._cause
+
+    @property
+    def joined(self) -> set[int]:
+        """The ranks that have joined."""
+        with self._changed:
+            return set(self._servers)
 
     def doubtful(self) -> dict[int, str]:
         """The TensorFlow servers, by rank, of those that will soon be lost, as no heartbeat came, unless they live."""

@@ -19,8 +19,15 @@ from typing import IO, Protocol, cast
 from autodist_py.proto.errors import ClusterError
 from autodist_py.proto.resource_spec import NodeSpec
 from autodist_py.runtime.brief import Brief
-from autodist_py.settings import COORDINATOR_VARIABLE, LAUNCH_VARIABLE, RANK_VARIABLE, WORKER_OUTPUT_VARIABLE
+from autodist_py.settings import (
+    COORDINATOR_VARIABLE,
+    LAUNCH_VARIABLE,
+    PROGRESS_VARIABLE,
+    RANK_VARIABLE,
+    WORKER_OUTPUT_VARIABLE,
+)
 
+_NOT_PASSED = (WORKER_OUTPUT_VARIABLE, PROGRESS_VARIABLE)
 _COLORS = (36, 35, 32, 33, 34, 31)
 _DRAIN_SECONDS = 2.0
 _TERMINATE_SECONDS = 1.0
@@ -171,15 +178,16 @@ class WatchedProcess:
 
 def stop_workers(workers: Sequence[Worker], *, grace: float) -> None:
     """All have ended: by themselves within `grace` seconds, or else because they were made to."""
-    running = _still_running(workers, grace)
+    running = still_running(workers, grace)
     for worker in running:
         worker.terminate()
-    for worker in _still_running(running, _TERMINATE_SECONDS):
+    for worker in still_running(running, _TERMINATE_SECONDS):
         worker.kill()
-    _still_running(running, _TERMINATE_SECONDS)
+    still_running(running, _TERMINATE_SECONDS)
 
 
-def _still_running(workers: Sequence[Worker], seconds: float) -> list[Worker]:
+def still_running(workers: Sequence[Worker], seconds: float) -> list[Worker]:
+    """The workers whose processes have not ended within so many seconds, all of them together."""
     deadline = time.monotonic() + seconds
     return [worker for worker in workers if worker.wait(max(0.0, deadline - time.monotonic())) is None]
 
@@ -309,5 +317,5 @@ def own_variables(job: Job) -> dict[str, str]:
 
 
 def _environment(environment: Mapping[str, str], job: Job, last_words_descriptor: int | None) -> dict[str, str]:
-    own = {name: value for name, value in environment.items() if name != WORKER_OUTPUT_VARIABLE} | own_variables(job)
+    own = {name: value for name, value in environment.items() if name not in _NOT_PASSED} | own_variables(job)
     return own if last_words_descriptor is None else own | {WORKER_OUTPUT_VARIABLE: str(last_words_descriptor)}

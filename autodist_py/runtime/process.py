@@ -5,11 +5,15 @@ Python tells these in four places (sys.excepthook, threading.excepthook, signals
 
 import atexit
 import os
+import re
 import signal
 import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Protocol
+
+_FUNCTIONS = re.compile(r"\{\{function_node [^}]*\}\}|\[Op:[^\]]*\]")
+"""How TensorFlow says in a message which function of a graph it ran."""
 
 
 class ScriptObserver(Protocol):
@@ -42,10 +46,14 @@ def is_failing() -> bool:
 
 
 def one_line(error: BaseException, *, most: int = 300) -> str:
-    """The type of an error and its message, on one line of at most `most` characters."""
-    message = " ".join(str(error).split())
+    """The type of an error and its message, on one line of at most `most` characters: else without its middle.
+
+    Which function of a graph an error came from is left out: those names are long, and nobody chose them.
+    """
+    message = " ".join(_FUNCTIONS.sub("", str(error)).split())
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    part = (most - 5) // 2  # TensorFlow's errors from within a step say last what went wrong.
+    return text if len(text) <= most else f"{text[:part]} ... {text[-part:]}"
 
 
 def _observe_exceptions(observer: ScriptObserver, owner: int) -> None:

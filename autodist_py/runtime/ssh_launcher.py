@@ -28,7 +28,7 @@ from autodist_py.runtime.launcher import (
     own_variables,
 )
 from autodist_py.runtime.remote_worker import STARTED
-from autodist_py.settings import SSH_CONFIG_VARIABLE, WORKER_OUTPUT_VARIABLE, Settings
+from autodist_py.settings import PROGRESS_VARIABLE, SSH_CONFIG_VARIABLE, WORKER_OUTPUT_VARIABLE, Settings
 
 _CONNECT_SECONDS = 10
 _KILL_SECONDS = 0.5
@@ -42,7 +42,7 @@ _GREETING_LINES = 50
 
 _PASSED_PREFIXES = ("AUTODIST_", "TF_", "KERAS_", "XLA_", "NCCL_", "GRPC_", "HOROVOD_")
 _PASSED_NAMES = ("PYTHONPATH", "PYTHONHASHSEED", "PYTHONWARNINGS")
-_NOT_PASSED = (WORKER_OUTPUT_VARIABLE, SSH_CONFIG_VARIABLE, "TF_CONFIG", "HOROVOD_GLOO_IFACE")
+_NOT_PASSED = (WORKER_OUTPUT_VARIABLE, PROGRESS_VARIABLE, SSH_CONFIG_VARIABLE, "TF_CONFIG", "HOROVOD_GLOO_IFACE")
 """What is of the chief's process alone, though its name would have it passed on."""
 
 # The only words for the user's login shell, whichever it is. What is to be done comes over standard input, where no

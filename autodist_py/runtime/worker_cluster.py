@@ -27,6 +27,7 @@ from autodist_py.runtime.liveness import STILL_SECONDS, answers, ask_seconds
 from autodist_py.runtime.loopback import closed_to_others
 from autodist_py.runtime.ports import HeldPort, host_and_port
 from autodist_py.runtime.process import observe_script, one_line
+from autodist_py.runtime.progress import Progress
 from autodist_py.runtime.service import ChiefLostError, ChiefSilentError, CoordinatorClient
 from autodist_py.runtime.waits import PROMPT_SECONDS, OwnWaits
 from autodist_py.settings import Settings
@@ -74,6 +75,7 @@ class WorkerCluster:
         self.seed = 0
         self._servers: tuple[str, ...] = ()
         self._step = 0
+        self._progress = Progress(settings.progress if settings.rank is None else None)
         self._heard_at = 0
         self._heard: Counter[tuple[int, str]] = Counter()
         self.next_instance_key = 1
@@ -201,6 +203,7 @@ class WorkerCluster:
     @step.setter
     def step(self, step: int) -> None:
         self._step = step
+        self._progress.note(step)
         if self._chief is not None:
             self._chief.coordinator.begins(step)
 

@@ -82,6 +82,9 @@ FLAWS: dict[str, Callable[[], GraphItem]] = {
     "an input that says no number": lambda: with_graph(lambda graph: reader(graph).input.append("x:b:c")),
     "an input without a name": lambda: with_graph(lambda graph: reader(graph).input.append("")),
     "a cycle": lambda: with_graph(wait_for_oneself),
+    "a variable of no type": lambda: replace(
+        captured(), variables=(replace(captured().variables[0], dtype="nonsense"), *captured().variables[1:])
+    ),
     "a variable of no op": lambda: replace(
         captured(),
         variables=(*captured().variables, replace(captured().variables[0], name="nowhere")),

@@ -16,6 +16,15 @@ from tools.netlab import NETLAB, why_there_is_no_lab
 HOSTS = 3
 _UP_SECONDS = 30
 
+THREE_HOSTS = """
+nodes:
+  - {address: 10.77.0.1, chief: true}
+  - {address: 10.77.0.2, ssh_config: lab}
+  - {address: 10.77.0.3, ssh_config: lab}
+ssh: {lab: {username: root}}
+"""
+"""A resource spec of all hosts."""
+
 
 class Lab:
     """Hosts 0, 1, ... at 10.77.0.1, 10.77.0.2, ..."""
@@ -49,10 +58,20 @@ class Lab:
         found = {int(pid): read(f"/proc/{pid}/{kind}") for pid in pids.stdout.split() if is_running(int(pid))}
         return {pid: text.replace("\0", " ") for pid, text in found.items() if word in text}
 
+    def left(self, word: str) -> dict[int, dict[int, str]]:
+        """The processes whose command line has the word, by host; what leads to a host does not count."""
+        return {host: found for host in range(HOSTS) if (found := self.processes(host, word))}
+
+    def kill(self, word: str) -> None:
+        """Ends the processes whose command line has the word, on all hosts."""
+        for pid in [pid for found in self.left(word).values() for pid in found]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def wait_until_gone(self, word: str, seconds: float) -> None:
         """No host has a process whose command line has the word."""
         deadline = time.monotonic() + seconds
-        while left := {host: found for host in range(HOSTS) if (found := self.processes(host, word))}:
+        while left := self.left(word):
             assert time.monotonic() < deadline, f"after {seconds} s there are still {left}"
             time.sleep(0.05)
 

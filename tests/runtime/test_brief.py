@@ -2,7 +2,7 @@
 
 import pytest
 
-from autodist_py.runtime.brief import Brief, is_startup
+from autodist_py.runtime.brief import Brief, Noise, is_startup
 
 STARTUP = [
     "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
@@ -18,8 +18,16 @@ PROBLEMS = [
     "ERROR:root:no such table",
     "/home/ada/train.py:7: UserWarning: the data are old",
     "usage.py: error: unrecognized arguments: --epoch",
-    "E0000 00:00:1795395695.752309   28717 base_collective_executor.cc:252] BaseCollectiveExecutor::StartAbort ABORTED",
     "2026-11-23 00:54:33.123456: W tensorflow/core/framework/op_kernel.cc:1] OP_REQUIRES failed",
+]
+STOPPED = [
+    "E0000 00:00:1795395695.752309   28717 base_collective_executor.cc:252] BaseCollectiveExecutor::StartAbort",
+    "Additional GRPC error information from remote target /job:worker/replica:0/task:2 while calling RecvBuf:",
+    ':UNKNOWN:Error received from peer  {grpc_status:14, grpc_message:"recvmsg:Connection reset by peer"}',
+    "W0000 00:00:1795395695.752310   28717 local_rendezvous.cc:412] Local rendezvous is aborting with status: ABORTED",
+    "The error could be from a previous operation. Restart your program to reset.",
+    "\t [[{{node AutoDist/Fetch/stage_0/CollectiveReduceV2}}]] [type.googleapis.com/tensorflow.DerivedStatus='']",
+    "2026-11-23 00:54:33.123456: W tensorflow/core/kernels/queue_base.cc:286] Skipping cancelled dequeue attempt",
 ]
 PLAIN = [
     "Epoch 1/3",
@@ -61,3 +69,11 @@ def test_after_an_error_all_is_shown(first: str) -> None:
     brief = Brief()
     lines = ["Epoch 1/3", first, "anything", *STARTUP]
     assert [line for line in lines if brief.shows(line)] == [first, "anything"]
+
+
+def test_what_tensorflow_logs_of_a_step_that_is_stopped_is_not_shown() -> None:
+    brief, noise = Brief(), Noise()
+    first, last = "Traceback (most recent call last):", ["ValueError: x", *STOPPED[1:3]]
+    assert [line for line in (first, *STOPPED, *last) if not noise.has(line)] == [first, *last]
+    assert [line for line in (first, *STOPPED, *last) if brief.shows(line)] == [first, *last]
+    assert not brief.hidden

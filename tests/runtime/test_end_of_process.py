@@ -1,11 +1,14 @@
 """What happens in a process at its end beside its script: nothing is printed beside the cause, and nothing crashes."""
 
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -14,11 +17,17 @@ from autodist_py.proto.errors import WorkerFailedError
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
 from autodist_py.proto.synchronizers import Pace
 from autodist_py.runtime import parameter_server, tf_adapter, worker_cluster
+from autodist_py.runtime.chief import Chief
 from autodist_py.runtime.cluster import SoloCluster
+from autodist_py.runtime.coordinator import Coordinator
 from autodist_py.runtime.held import Held
+from autodist_py.runtime.liveness import STILL_SECONDS
 from autodist_py.runtime.parameter_server import Messages
+from autodist_py.runtime.process import one_line
+from autodist_py.runtime.service import serve
 from autodist_py.runtime.worker_cluster import WorkerCluster
 from autodist_py.settings import Settings
+from tests.runtime.coordinators import ADDRESSES, joined, make_coordinator
 
 CAUSE = "worker 0 (127.0.0.1) ended: killed by SIGKILL"
 SECONDS = 60.0
@@ -162,3 +171,89 @@ def test_python_does_not_end_while_a_thread_of_ours_cannot(monkeypatch: pytest.M
     ending.end()
     ending.may_end.set()
     assert ending.exits
+
+
+class Late:
+    """A worker whose process ends so many seconds after its script. Nobody waits for them: they are counted."""
+
+    rank = 1
+
+    def __init__(self, seconds: float):
+        self.left = seconds
+        self.waited = self.terminated_after = 0.0
+        self.exit_code = 0
+
+    def wait(self, timeout: float) -> int | None:
+        self.left -= timeout
+        self.waited += timeout
+        return self.exit_code if self.left <= 0 else None
+
+    def terminate(self) -> None:
+        self.left, self.exit_code, self.terminated_after = 0, -15, self.waited
+
+    kill = terminate
+
+
+def end_together(worker: Late) -> Chief:
+    """The chief of a run in which both workers have left, after it has waited for that worker's process."""
+    coordinator = joined()
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda rank: coordinator.leave(rank, 38), (0, 1)))
+    chief = chief_of(coordinator, worker)
+    chief.wait_for_workers()
+    return chief
+
+
+def chief_of(coordinator: Coordinator, worker: Late) -> Chief:
+    server, port = serve(coordinator, "secret", host="127.0.0.1", port=0)
+    nodes = (NodeSpec(ADDRESSES[0], chief=True), NodeSpec(ADDRESSES[1]))
+    return Chief(coordinator, ResourceSpec(nodes), None, "secret", server, f"127.0.0.1:{port}", 1.0, [worker])
+
+
+def test_a_worker_whose_process_destroys_its_iterators_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    worker = Late(70.0)
+    assert end_together(worker).coordinator.cause is None
+    assert worker.exit_code == 0
+    assert "worker 1: the script has ended, the process has not; it is waited for" in caplog.text
+
+
+def test_a_worker_whose_process_does_not_end_is_ended_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    worker = Late(2 * STILL_SECONDS)
+    assert end_together(worker).coordinator.cause == (
+        "worker 1 (127.0.0.2) ended its script at step 38: its process had not ended 130 s after all scripts, "
+        "and was made to"
+    )
+    assert worker.exit_code == -15
+
+
+def test_a_worker_that_ends_soon_is_waited_for_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    assert end_together(Late(5.0)).coordinator.cause is None
+    assert not caplog.text
+
+
+def test_the_cause_keeps_how_a_long_message_begins_and_how_it_ends() -> None:
+    text = one_line(ValueError(f"in user code:\n{'a line ' * 99}\nindices[2] = 9 is not in [0, 6)"))
+    assert text.startswith("ValueError: in user code: a line") and " ... " in text
+    assert text.endswith("a line indices[2] = 9 is not in [0, 6)") and len(text) <= 300
+    assert one_line(OSError("short")) == "OSError: short"
+
+
+def test_the_cause_leaves_out_the_functions_that_tensorflow_names() -> None:
+    @tf.function(autograph=False)
+    def a_function_with_a_long_name(x: tf.Tensor) -> tf.Tensor:
+        return tf.debugging.check_numerics(x, "too large", name="check")
+
+    for wrong in (lambda: a_function_with_a_long_name(np.inf), lambda: tf.gather(tf.zeros([3]), [7])):
+        with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+            wrong()
+        text = one_line(raised.value)
+        assert re.search(r"too large : Tensor had Inf values|indices\[0\] = 7 is not in \[0, 3\)$", text), text
+        assert "a_function_with_a_long_name_" not in text and "wrapped" not in text
+
+
+@pytest.mark.parametrize("has_joined", [True, False])
+def test_when_a_run_fails_a_worker_that_has_not_joined_is_ended_at_once(has_joined: bool) -> None:
+    worker = Late(1000.0)
+    chief_of(joined() if has_joined else make_coordinator(), worker).stop_workers(grace=60.0)
+    assert worker.exit_code == -15
+    assert worker.terminated_after == pytest.approx(60.0 if has_joined else 0.0, abs=1.0)

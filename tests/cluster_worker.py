@@ -22,6 +22,7 @@ _STACKS_SECONDS = 200.0
 def main() -> None:
     from autodist_py import AutoDist
 
+    leave_datasets_untuned()
     faulthandler.enable()  # Else a crash is told by an exit code, which nobody is left to tell.
     # The first AutoDist joins the cluster; the later ones, which the cases make, use the same one.
     with AutoDist() as autodist:
@@ -31,6 +32,23 @@ def main() -> None:
         connection.send((rank, os.getpid()))
         while (case := connection.recv()) is not None:
             connection.send(outcome(*case))
+
+
+def leave_datasets_untuned() -> None:
+    """Make every iterator without TensorFlow's autotuning thread.
+
+    Whoever drops an iterator waits for that thread with Python's lock held, at times as long as the iterator lived.
+    """
+    import tensorflow as tf
+
+    untouched = tf.data.Dataset._apply_debug_options
+
+    def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return untouched(dataset).with_options(options)
+
+    tf.data.Dataset._apply_debug_options = untuned  # Which each way to make an iterator calls last.
 
 
 def outcome(module: str, function: str, arguments: dict) -> tuple[bool, object]:

@@ -4,7 +4,9 @@ import os
 import sys
 from typing import Any
 
-from tests.cluster_worker import put_back
+import tensorflow as tf
+
+from tests.cluster_worker import leave_datasets_untuned, put_back
 
 
 def test_of_the_environment_only_what_was_changed_is_put_back(monkeypatch):
@@ -24,3 +26,13 @@ def test_of_the_environment_only_what_was_changed_is_put_back(monkeypatch):
     recording = False
     assert dict(os.environ) == environment
     assert sorted(written) == [(b"ADDED",), (b"CHANGED", b"before")]
+
+
+def test_an_iterator_of_theirs_has_no_autotuning_thread(monkeypatch):
+    monkeypatch.setattr(tf.data.Dataset, "_apply_debug_options", tf.data.Dataset._apply_debug_options)
+    dataset = tf.data.Dataset.range(9).map(lambda number: number + 1, num_parallel_calls=tf.data.AUTOTUNE)
+    leave_datasets_untuned()
+    iterator = iter(dataset)
+    assert next(iterator) == 1
+    assert iterator._dataset.options().autotune.enabled is False
+    assert dataset.options().autotune.enabled is None

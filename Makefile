@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-all corpus fuzz fuzz-inputs kills packages mutations bench lint ruff format-check mypy imports proto-check proto horovod lab-deps clean
+.PHONY: demo test test-all corpus fuzz fuzz-inputs kills packages mutations bench lint ruff format-check mypy imports proto-check proto docs docs-check horovod lab-deps clean
 
 demo: $(INSTALLED)
 	$(BIN)/autodist run --local 2 examples/digits.py --compare
@@ -58,7 +58,7 @@ horovod: $(INSTALLED)
 	wheel=$$(bash tools/build_horovod.sh $(BIN)/python) && \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$wheel"
 
-lint: ruff format-check mypy imports proto-check
+lint: ruff format-check mypy imports proto-check docs-check
 
 ruff: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -77,6 +77,12 @@ proto-check: $(INSTALLED)
 
 proto: $(INSTALLED)
 	$(BIN)/python tools/generate_proto.py
+
+docs-check: $(INSTALLED)
+	$(BIN)/python tools/generate_docs.py --check
+
+docs: $(INSTALLED)
+	$(BIN)/python tools/generate_docs.py
 
 # What the tests in tests/lab need of Debian, as root; they are skipped without it.
 lab-deps:

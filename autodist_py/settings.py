@@ -42,6 +42,16 @@ KEPT_PROGRAMS_VARIABLE = "AUTODIST_KEPT_PROGRAMS"
 WORKER_VARIABLES = (RANK_VARIABLE, COORDINATOR_VARIABLE, WORKER_OUTPUT_VARIABLE, PROGRESS_VARIABLE)
 """What belongs to one process of one run, and must not be inherited by another run."""
 
+OWN_VARIABLES = (
+    WORKER_OUTPUT_VARIABLE,
+    PROGRESS_VARIABLE,
+    PLAN_DIR_VARIABLE,
+    RECORD_DIR_VARIABLE,
+    RECORD_STEPS_VARIABLE,
+    RECORDED_RUN_VARIABLE,
+)
+"""What the command line tells the processes that it starts, and nobody else sets."""
+
 RECORDED_RUNS = ("plain", "compiled", "ops")
 """The user's own code on one device; what is compiled of it; the same with the values of its ops."""
 
@@ -68,55 +78,94 @@ class SettingsError(AutoDistError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The environment of one process. Times are in seconds.
+    """The environment of one process: the variable of a field is AUTODIST_ and its name. Times are in seconds.
 
-    `rank` and `coordinator` (host:port) are those of a worker other than the chief, and None in the chief.
-    `launch` is "none" in each process of a run whose workers are started by hand: the chief starts none, and others
-    wait for it. The chief's `coordinator_port` must be given then.
-    `ssh_config` is the configuration file for the ssh client, in the place of the user's and the system's.
-    `worker_output` is a file descriptor for the other workers' lines. In another worker it is for its last line, when
-    the chief is lost.
-    `progress` is a file descriptor for the chief's step.
-    `output` is what is shown of the other workers' lines.
-    `server_port` is the TensorFlow server's port on rank 0, and rank r takes `server_port + r`; 0 means any free one.
-    `checked_steps` is for how many steps the workers compare what they are given, with `batch="global"`.
-    `kept_programs` is how many programs of one step, or session, are kept: one for each signature of its calls.
-    `seed` is that of random numbers where the script gives none.
-    `strategy` is the strategy builder, whatever the script says.
-    `plan_dir` is where the plan of the first program that trains is written; the script ends then.
-    `timeline` is the file for the trace of a few steps.
-    `record_dir` is where the values of the first `record_steps` training steps of a `recorded_run` are written; the
-    script ends then.
-    `lost_workers` is whether a run ends or continues when a worker fails that the others can do without: where workers
-    take their steps by themselves, one that is neither the chief nor a server.
-    `exit_grace` is how long a process may take to end by itself once the run has failed.
+    docs/settings.md is made of the fields' texts, by tools/generate_docs.py.
     """
 
     rank: int | None = None
+    """The rank of a worker that you start by hand, 1 or more. The chief has none."""
+
     coordinator: str | None = None
+    """The chief's address for such a worker, as `host:port`."""
+
     resource_spec: Path | None = None
+    """The file of the resource spec, where the script names none."""
+
     worker_output: int | None = None
+    """A file descriptor for the other workers' lines. In another worker it is for its last line, when the chief is
+    lost."""
+
     dump_dir: Path | None = None
+    """A folder for the text of each program after each pass of the compiler."""
+
     log_level: str | None = None
+    """From which level on all workers log: DEBUG, INFO, WARNING, ERROR or CRITICAL. INFO tells what was compiled, and
+    from where a run goes on. A worker's own lines need `AUTODIST_OUTPUT=all`."""
+
     join_timeout: float = 120.0
+    """How many seconds all workers have to reach `AutoDist(...)`."""
+
     heartbeat_timeout: float = 5.0
+    """After how many seconds of silence a worker is taken for lost, 2 or more. An SSH connection that is silent for
+    twice as long ends the run, too. `AllReduce(timeout_seconds=...)` shortens it for steps that wait, and must be
+    longer than what one worker does alone between two steps."""
+
     lost_workers: str = "end"
+    """Whether a run ends (`end`) or goes on (`continue`) when a worker fails that the others can do without. Where
+    workers take their steps by themselves, that is one that is neither the chief nor a server."""
+
     exit_grace: float = 2.5
+    """How many seconds a worker has to end by itself when the run has failed."""
+
     coordinator_port: int = 0
+    """The coordinator's port on the chief; 0: any free one."""
+
     server_port: int = 0
+    """The port of TensorFlow's server on rank 0; rank r takes this number + r. 0: any free ones."""
+
     checked_steps: int = 10
+    """For how many steps the workers compare what they are given, with `batch="global"`."""
+
     seed: int | None = None
+    """The seed of random numbers, where the script gives none."""
+
     strategy: str | None = None
+    """The strategy builder, whatever the script says."""
+
     plan_dir: Path | None = None
+    """Where the plan of the first program that trains is written; the script ends then."""
+
     record_dir: Path | None = None
+    """Where the values of a recorded run's first steps are written; the script ends then."""
+
     record_steps: int = 3
+    """How many steps are recorded."""
+
     recorded_run: str = "compiled"
+    """What is recorded: your own code on one device (`plain`), what is compiled of it (`compiled`), or that with the
+    values of its ops (`ops`)."""
+
     ssh_config: Path | None = None
+    """The configuration file of ssh, in the place of yours and the system's."""
+
     launch: str = "auto"
+    """`none`: the chief starts no worker; a scheduler does, or you. `AUTODIST_COORDINATOR_PORT` must be given then. The
+    other processes have it, too, and wait for the chief."""
+
     timeline: Path | None = None
+    """The file for the trace of a few steps."""
+
     output: str = "brief"
+    """What is shown of the other workers' lines: what went wrong (`brief`), or `all`."""
+
     kept_programs: int = 100
+    """How many programs of a step, or session, are kept, one for each signature of its calls. What was not used for
+    longest goes, and is compiled anew if it is called again. A program that keeps something itself, such as a table,
+    stays."""
+
     progress: int | None = None
+    """A file descriptor for the chief's step."""
 
     def __post_init__(self) -> None:
         if (self.rank is None) != (self.coordinator is None):

@@ -192,7 +192,7 @@ def _find_op(
         _say(
             console,
             "random ops draw other numbers on each replica, and batch normalization is of a replica's own examples; "
-            "the README lists what cannot be equal",
+            "docs/exactness.md lists what cannot be equal",
         )
 
 

@@ -339,9 +339,9 @@ def run(program: RandomProgram) -> str:
     def runs_on_nothing() -> bool:
         """Whether TensorFlow can run it on a replica without examples."""
         try:
-            tf.function(
-                lambda *batch: _tensors(differentiate(*batch)[1]), input_signature=signature, autograph=False
-            )(*[tf.constant(array[:0]) for array in inputs[0]])
+            tf.function(lambda *batch: _tensors(differentiate(*batch)[1]), input_signature=signature, autograph=False)(
+                *[tf.constant(array[:0]) for array in inputs[0]]
+            )
         except tf.errors.InvalidArgumentError:
             return False
         return True

@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-all corpus fuzz fuzz-inputs kills packages mutations bench lint ruff format-check mypy imports proto-check proto docs docs-check horovod lab-deps clean
+.PHONY: demo test test-all corpus fuzz fuzz-inputs kills packages mutations bench lint ruff format-check mypy imports proto-check proto docs docs-check sentences house horovod lab-deps clean
 
 demo: $(INSTALLED)
 	$(BIN)/autodist run --local 2 examples/digits.py --compare
@@ -26,12 +26,12 @@ corpus: $(INSTALLED)
 
 # 20,000 random programs, 15,400 of them on one worker, 1,540 on each other cluster: some three hours on two cores.
 fuzz: $(INSTALLED)
-	FUZZ_EXAMPLES=15400 $(BIN)/pytest -s tests/test_random_programs.py
+	FUZZ_EXAMPLES=15400 $(BIN)/pytest -s tests/oracle/test_random_programs.py
 
 # 100,000 hostile inputs of every kind (files, settings, arguments, messages), each within 50 ms of the processor and
 # 50 MB; a graph item that is compiled may take a second. Less than half an hour on two cores. Others: FUZZ_SEED=2.
 fuzz-inputs: $(INSTALLED)
-	FUZZ_INPUTS=100000 FUZZ_SECONDS=0.05 TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/pytest -s tests/test_fuzz_inputs.py
+	FUZZ_INPUTS=100000 FUZZ_SECONDS=0.05 TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/pytest -s tests/system/test_fuzz_inputs.py
 
 # A hundred kills and cuts of local runs and of runs over SSH, drawn by a seed, in some forty minutes; it needs the lab,
 # and a machine that does nothing else. Others: KILLS_SEED=2.
@@ -58,7 +58,7 @@ horovod: $(INSTALLED)
 	wheel=$$(bash tools/build_horovod.sh $(BIN)/python) && \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$wheel"
 
-lint: ruff format-check mypy imports proto-check docs-check
+lint: ruff format-check mypy imports proto-check docs-check sentences
 
 ruff: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -80,6 +80,13 @@ proto: $(INSTALLED)
 
 docs-check: $(INSTALLED)
 	$(BIN)/python tools/generate_docs.py --check
+
+sentences: $(INSTALLED)
+	$(BIN)/python tools/check_sentences.py
+
+# The figures of the house: how far a gradient, a first call and a failure go through the code, and how large things are.
+house: $(INSTALLED)
+	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python tools/house.py
 
 docs: $(INSTALLED)
 	$(BIN)/python tools/generate_docs.py

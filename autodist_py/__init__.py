@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autodist_py.autodist import AutoDist
+    from autodist_py.cluster.step_hook import StepHook
+    from autodist_py.config.settings import SettingsError
     from autodist_py.proto.errors import (
         AutoDistError,
         CaptureError,
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from autodist_py.proto.graph_item import GraphItem
     from autodist_py.proto.resource_spec import ResourceSpec
     from autodist_py.proto.strategy import Strategy
-    from autodist_py.settings import SettingsError
 
 __version__ = "0.1.0"
 
@@ -39,6 +40,7 @@ __all__ = [
     "ResourceSpecError",
     "SessionError",
     "SettingsError",
+    "StepHook",
     "Strategy",
     "StrategyError",
     "WorkerFailedError",
@@ -48,7 +50,8 @@ _HOMES = {
     "AutoDist": "autodist_py.autodist",
     "GraphItem": "autodist_py.proto.graph_item",
     "ResourceSpec": "autodist_py.proto.resource_spec",
-    "SettingsError": "autodist_py.settings",
+    "SettingsError": "autodist_py.config.settings",
+    "StepHook": "autodist_py.cluster.step_hook",
     "Strategy": "autodist_py.proto.strategy",
 }
 _ERRORS = "autodist_py.proto.errors"

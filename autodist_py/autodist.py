@@ -17,35 +17,36 @@ from typing import Any, Self
 
 import tensorflow as tf
 
-from autodist_py.capture.alone import refused_gradients, require_no_strategy
 from autodist_py.capture.assemble import CaptureOptions
-from autodist_py.capture.function import CapturedFunction
-from autodist_py.capture.graph import GraphScope
-from autodist_py.capture.keras import compiled_models, refused_models
-from autodist_py.capture.keras_steps import Workers
-from autodist_py.compiler import Compiler
-from autodist_py.dump import Dump
-from autodist_py.function import DistributedFunction, Program
-from autodist_py.kept_programs import Bound
-from autodist_py.kernel.analysis import gradient_types, op_types
+from autodist_py.capture.doors.function import CapturedFunction
+from autodist_py.capture.doors.graph import GraphScope
+from autodist_py.capture.doors.keras import compiled_models, refused_models
+from autodist_py.capture.doors.keras_steps import Workers
+from autodist_py.capture.doors.outside import refused_gradients, require_no_strategy
+from autodist_py.cluster.cluster import join_cluster
+from autodist_py.cluster.exit_hooks import one_line
+from autodist_py.cluster.seeds import share_seed
+from autodist_py.cluster.step_hook import StepHook
+from autodist_py.config.logs import show_logs
+from autodist_py.config.resource_spec import load_resource_spec, local_resource_spec, this_machine
+from autodist_py.config.settings import KEPT_PROGRAMS_VARIABLE, Settings
+from autodist_py.diagnostics.pass_dump import Dump
+from autodist_py.diagnostics.plan import Planner
+from autodist_py.diagnostics.planned_schedule import schedule_text
+from autodist_py.kernel.pipeline import PASSES
 from autodist_py.kernel.program import Options
-from autodist_py.logs import show_logs
-from autodist_py.one_device import OneDeviceStep
-from autodist_py.plan import Planner
+from autodist_py.kernel.runner import AddedPass, with_added
+from autodist_py.program.build import Compiler
+from autodist_py.program.kept_programs import Bound
+from autodist_py.program.mode import mode_of
+from autodist_py.program.session import DistributedSession
+from autodist_py.program.step_function import DistributedFunction, Program
 from autodist_py.proto.arguments import checked
 from autodist_py.proto.errors import AutoDistError, CaptureError, ClusterError, WorkerFailedError
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy
-from autodist_py.recording import RecordedProgram, Recorder
-from autodist_py.resources import load_resource_spec, local_resource_spec, this_machine
-from autodist_py.runtime.aggregation import FirstToArrive
-from autodist_py.runtime.cluster import join_cluster
-from autodist_py.runtime.process import one_line
-from autodist_py.runtime.seeds import share_seed
-from autodist_py.runtime.session import DistributedSession
-from autodist_py.runtime.session_programs import DistributedPrograms, OneDevicePrograms, SessionPrograms
 from autodist_py.saving.chief_writes import ChiefWrites
-from autodist_py.settings import KEPT_PROGRAMS_VARIABLE, Settings
+from autodist_py.servers.update_rules import FirstToArrive
 from autodist_py.strategy_builders.base import StrategyBuilder, resolve_builder
 from autodist_py.tf_adapter import shapes_of_tensorflow_2, sharded
 
@@ -83,8 +84,10 @@ class AutoDist:
             of which each replica has a part; to train a variable whole that the strategy cuts into shards, where its
             update cannot be cut; to use RING in the place of NCCL, which runs on GPUs only. Else warn of it.
         seed: the seed of random numbers; None: one that the chief chooses, unless the user sets one.
+        passes: rewriting steps of your own, on every worker the same (docs/writing-a-pass.md).
 
     Raises:
+        AutoDistError: what is given for a pass is none.
         ResourceSpecError: the file is no valid resource spec.
         StrategyError: no such builder, or wrong arguments.
         ClusterError: the workers could not be joined.
@@ -108,12 +111,14 @@ class AutoDist:
         sum_duplicates: bool = False,
         strict: bool = True,
         seed: int | None = None,
+        passes: Sequence[AddedPass] = (),
     ):
         stated, loss_reduction = loss_reduction, "mean" if loss_reduction is None else loss_reduction
         given = {"batch": batch, "loss_reduction": loss_reduction, "fetch_reduction": fetch_reduction}
         for name, value in given.items():
             if value not in _CHOICES[name]:
                 raise AutoDistError(f"{name} must be one of {', '.join(_CHOICES[name])}; received {value!r}")
+        with_added(PASSES, passes)  # Refuses what is none, before a worker is started.
         settings = Settings.from_environment()
         show_logs(settings.log_level)
         if settings.record_dir is not None and batch != "global":
@@ -123,31 +128,7 @@ class AutoDist:
             )
         builder = resolve_builder(settings.strategy or strategy_builder)
         # What is compared or planned runs where the command says, whatever the script would run on.
-        self.resources = _resources(None if settings.record_dir or settings.plan_dir else resource_spec_file, settings)
-        if settings.plan_dir:
-            builder = Planner(builder, self.resources, settings.plan_dir)
-            self.resources = local_resource_spec(1)
-        seed = settings.seed if seed is None else seed
-        self._cluster = join_cluster(self.resources, settings)
-        self._capture_options = CaptureOptions(
-            loss_reduction,
-            batch,
-            shows_ops=settings.recorded_run == "ops",
-            num_workers=self._cluster.num_workers,
-            num_replicas=len(self.resources.replica_devices),
-        )
-        self._recorder = (
-            Recorder(settings.record_dir, rank=self._cluster.rank, steps=settings.record_steps)
-            if settings.record_dir is not None
-            else None
-        )
-        self._is_plain = settings.recorded_run == "plain"
-        self._seed = self._cluster.seed if seed is None and self._cluster.num_workers > 1 else seed
-        self._name = f"autodist-{next(self._numbers)}"
-        given |= {"loss_reduction": str(stated), "sum_duplicates": str(sum_duplicates), "strict": str(strict)}
-        given |= {"seed": str(seed), KEPT_PROGRAMS_VARIABLE: str(settings.kept_programs)}
-        require_same_arguments(self._cluster.compare(f"{self._name}/arguments", json.dumps(given).encode()))
-        share_seed(self._cluster, seed, key=f"{self._name}/seed")
+        resources = _resources(None if settings.record_dir or settings.plan_dir else resource_spec_file, settings)
         options = Options(
             batch=batch,
             fetch_reduction=fetch_reduction,
@@ -155,6 +136,26 @@ class AutoDist:
             strict=strict,
             refuses_mixtures=strict and stated is None,
         )
+        if settings.plan_dir and resources is not None:
+            builder = Planner(builder, resources, settings.plan_dir, partial(schedule_text, options=options))
+            resources = local_resource_spec(1)
+        seed = settings.seed if seed is None else seed
+        self._cluster = join_cluster(resources, settings)
+        self.resources = self._cluster.resources
+        self._capture_options = CaptureOptions(
+            loss_reduction,
+            batch,
+            shows_ops=settings.recorded_run == "ops",
+            num_workers=self._cluster.num_workers,
+            num_replicas=len(self.resources.replica_devices),
+        )
+        self._seed = self._cluster.seed if seed is None and self._cluster.num_workers > 1 else seed
+        self._name = f"autodist-{next(self._numbers)}"
+        given |= {"loss_reduction": str(stated), "sum_duplicates": str(sum_duplicates), "strict": str(strict)}
+        given |= {"passes": str([one.name for one in passes])}
+        given |= {"seed": str(seed), KEPT_PROGRAMS_VARIABLE: str(settings.kept_programs)}
+        require_same_arguments(self._cluster.compare(f"{self._name}/arguments", json.dumps(given).encode()))
+        share_seed(self._cluster, seed, key=f"{self._name}/seed")
         observers = [Dump(settings.dump_dir, self._name)] if settings.dump_dir else []
         self._compiler = Compiler(
             self._name,
@@ -165,10 +166,11 @@ class AutoDist:
             observers,
             settings.checked_steps,
             settings.timeline,
+            passes,
         )
-        self._writes = ChiefWrites.of(self._cluster) if self._cluster.num_workers > 1 else None
-        if self._writes is not None:
-            self._writes.pause_before_waiting(self._compiler.served)
+        self._mode = mode_of(settings, self._compiler, self._capture_options)
+        if self._cluster.num_workers > 1:
+            ChiefWrites.of(self._cluster).pause_before_waiting(self._compiler.parameter_servers)
         self._functions: weakref.WeakSet[DistributedFunction] = weakref.WeakSet()
         self._function_numbers = itertools.count()
         self._scope: GraphScope | None = None
@@ -190,6 +192,16 @@ class AutoDist:
     def is_chief(self) -> bool:
         """Whether this worker is the chief: the one that writes files and prints."""
         return self._cluster.is_chief
+
+    @checked("hook", error=AutoDistError)
+    def add_step_hook(self, hook: StepHook) -> None:
+        """From now on this worker calls `hook` around each step that all workers take, within the hooks added before.
+
+        Raises:
+            AutoDistError: it is no `StepHook`.
+        """
+        self._require_open("add_step_hook")
+        self._compiler.hooks.added.append(hook)
 
     @checked("function", "batched", error=CaptureError)
     def function(
@@ -327,7 +339,7 @@ class AutoDist:
                 "this AutoDist has an open session already; close it first, or make another AutoDist for another graph"
             )
         with shapes_of_tensorflow_2():
-            self._session = DistributedSession(self._scope.graph, self._session_programs(self._scope), self._kept)
+            self._session = DistributedSession(self._scope.graph, self._mode.session_programs(self._scope), self._kept)
         return self._session
 
     @checked("step", error=CaptureError)
@@ -355,7 +367,7 @@ class AutoDist:
         it reads such variables.
         """
         self._require_open("sync")
-        self._compiler.served.sync()
+        self._compiler.parameter_servers.sync()
 
     @property
     def compressor_state(self) -> tf.Module:
@@ -365,7 +377,7 @@ class AutoDist:
         restores it with the rest, also before the first step, in a run of as many workers. Each variable in it has the
         values of all workers, in rank order.
         """
-        return self._compiler.memories
+        return self._compiler.compressor_states
 
     def accepted_gradients(self) -> list[tuple[int, int]]:
         """The gradients that were applied under `replicas_to_aggregate`, in order; the last 100,000 of them.
@@ -391,7 +403,7 @@ class AutoDist:
 
     def _backup_rules(self) -> list[FirstToArrive]:
         self._require_open("accepted_gradients")
-        rules = self._compiler.served.backup_rules
+        rules = self._compiler.parameter_servers.backup_rules
         if not rules:
             raise ClusterError(
                 f"what was accepted and dropped is known where gradients are, on a server with replicas_to_aggregate; "
@@ -412,7 +424,7 @@ class AutoDist:
         self._closed = True
         try:
             if together and self._cluster.failure(wait=0.0) is None:
-                self._compiler.served.leave()
+                self._compiler.parameter_servers.leave()
         finally:
             if self._session is not None:
                 self._session.close()
@@ -429,8 +441,12 @@ class AutoDist:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, Exception) and not isinstance(error, WorkerFailedError) and self._compiler.served.is_any:
-            self._compiler.served.homes.bring_back()  # While they can be asked.
+        if (
+            isinstance(error, Exception)
+            and not isinstance(error, WorkerFailedError)
+            and self._compiler.parameter_servers.is_any
+        ):
+            self._compiler.parameter_servers.directory.bring_back()  # While they can be asked.
             self._cluster.abort(one_line(error))  # The others would wait for this worker's next message.
         self._close(together=error is None)
 
@@ -438,20 +454,20 @@ class AutoDist:
         numbers = itertools.count()
 
         def compare(value: bytes) -> Mapping[int, bytes]:
-            self._compiler.served.pause()
+            self._compiler.parameter_servers.pause()
             return self._cluster.compare(f"{self._name}/keras/{next(numbers)}", value)
 
-        def await_chief(place: str) -> None:
+        def await_chief(topology: str) -> None:
             if self.is_chief:
-                self._cluster.announce(place, bytes)
+                self._cluster.announce(topology, bytes)
                 return
-            self._compiler.served.pause()
-            self._cluster.hear(place)
+            self._compiler.parameter_servers.pause()
+            self._cluster.hear(topology)
 
         def take_chiefs(variables: Iterable[tf.Variable]) -> None:
             named = {f"keras_{number}": variable for number, variable in enumerate(variables)}
-            self._compiler.written_alone(named)
-            self._compiler.broadcast_initial_values(named)
+            self._compiler.values.written_alone(named)
+            self._compiler.values.broadcast(named)
 
         return Workers(
             partial(self._function, together=True),
@@ -459,58 +475,23 @@ class AutoDist:
             num_workers=self.num_workers,
             num_replicas=len(self.resources.replica_devices),
             batch=self._capture_options.batch,
-            looks_ahead=self.num_workers > 1 or self._recorder is not None,
+            looks_ahead=self._mode.looks_ahead,
             compare=compare,
             take_chiefs=take_chiefs,
-            sync=self._compiler.served.sync,
-            pull=self._compiler.served.homes.pull,
+            sync=self._compiler.parameter_servers.sync,
+            pull=self._compiler.parameter_servers.directory.pull,
             await_chief=await_chief,
-            are_apart=lambda: self._compiler.served.are_apart,
+            are_apart=lambda: self._compiler.parameter_servers.are_apart,
         )
-
-    def _session_programs(self, scope: GraphScope) -> SessionPrograms:
-        if self._recorder is not None and self._is_plain:
-            return OneDevicePrograms(scope, self._capture_options, self._recorder)
-        return DistributedPrograms(scope, self._compiler, self._capture_options, self._recorder)
 
     def _compile(self, name: str, captured: CapturedFunction, *, together: bool) -> Program:
         self._require_open("function")
-        if self._recorder is None:
-            return self._compiled(name, captured, together=together)
-        program = OneDeviceStep(captured) if self._is_plain else self._compiled(name, captured, together=together)
-        if not captured.item.gradients:
-            return program
-        return RecordedProgram(
-            program,
-            self._recorder,
-            captured.item,
-            lambda: captured.variables,
-            num_results=captured.result.num_values,
-            op_types=op_types(captured.item),
-            computed_in=gradient_types(captured.item),
-        )
-
-    def _compiled(self, name: str, captured: CapturedFunction, *, together: bool) -> Program:
-        if not captured.item.gradients and not together:
-            return self._compiler.alone(
-                captured.item, captured.variables, captured.state, name=name, may_go=captured.is_plain
-            )
         self._look_for_writers()
-        strategy = self._compiler.strategy(captured.item)
-        return self._compiler.distributed(
-            captured.item,
-            strategy,
-            captured.variables,
-            captured.state,
-            name=name,
-            examples=captured.examples,
-            own=captured.own,
-            may_go=captured.is_plain,
-        )
+        return self._mode.program(name, captured, together=together)
 
     def _look_for_writers(self) -> None:
-        if self._writes is not None:
-            self._writes.look()
+        if ChiefWrites.of_process is not None:
+            ChiefWrites.of_process.look()
 
     def _require_open(self, what: str) -> None:
         if self._closed:
@@ -539,7 +520,10 @@ def require_same_arguments(everyone: Mapping[int, bytes]) -> None:
                 )
 
 
-def _resources(given: str | os.PathLike[str] | ResourceSpec | None, settings: Settings) -> ResourceSpec:
+def _resources(given: str | os.PathLike[str] | ResourceSpec | None, settings: Settings) -> ResourceSpec | None:
+    """The spec that the script, the environment or this machine gives; None: the chief tells this worker its own."""
+    if settings.is_launched:
+        return None
     if isinstance(given, ResourceSpec):
         return given
     path = given if given is not None else settings.resource_spec

@@ -15,14 +15,11 @@ import click
 from rich.console import Console
 
 from autodist_py import __version__
-from autodist_py.plan import planned
-from autodist_py.proto.errors import AutoDistError
-from autodist_py.proto.resource_spec import YAML_SUFFIXES
-from autodist_py.proto.values import load_value
-from autodist_py.relay import screens
-from autodist_py.resources import load_resource_spec, local_resource_spec
-from autodist_py.runtime.brief import Noise
-from autodist_py.settings import (
+from autodist_py.cluster.launch.brief import Noise
+from autodist_py.cluster.launch.console import screens
+from autodist_py.cluster.launch.foreground import run_chief
+from autodist_py.config.resource_spec import load_resource_spec, local_resource_spec
+from autodist_py.config.settings import (
     OUTPUT_VARIABLE,
     PLAN_DIR_VARIABLE,
     RESOURCE_SPEC_VARIABLE,
@@ -31,8 +28,11 @@ from autodist_py.settings import (
     TIMELINE_VARIABLE,
     WORKER_VARIABLES,
 )
-from autodist_py.supervisor import run_chief
-from autodist_py.verification import RunFailedError, Script, compare_runs, run_quietly
+from autodist_py.diagnostics.plan import planned
+from autodist_py.diagnostics.verify import RunFailedError, Script, compare_runs, run_quietly
+from autodist_py.proto.errors import AutoDistError
+from autodist_py.proto.resource_spec import YAML_SUFFIXES
+from autodist_py.proto.values import load_value
 
 _FILE = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 _TENSORFLOW_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
@@ -265,3 +265,7 @@ def inspect(file: Path) -> None:
     except AutoDistError as error:
         raise click.ClickException(str(error)) from error
     Console(soft_wrap=True).print(str(value), markup=False, highlight=False)
+
+
+if __name__ == "__main__":
+    main(prog_name="autodist")

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from autodist_py.capture.keras import hooked
+from autodist_py.capture.doors.keras import hooked
 from autodist_py.proto.errors import CaptureError
 
 

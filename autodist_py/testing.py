@@ -14,16 +14,16 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py.capture.assemble import CaptureOptions
-from autodist_py.capture.function import CapturedFunction
-from autodist_py.comparison import Comparison, magnitude_of
-from autodist_py.function import DistributedFunction
-from autodist_py.kernel.device import Place, Replica
+from autodist_py.capture.doors.function import CapturedFunction
+from autodist_py.diagnostics.comparison import Comparison, magnitude_of
 from autodist_py.kernel.pipeline import compile
+from autodist_py.kernel.topology import Replica, Topology
+from autodist_py.program.executor import Executor
+from autodist_py.program.replica_variables import ReplicaVariables
+from autodist_py.program.step_function import DistributedFunction
 from autodist_py.proto.arguments import checked
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
-from autodist_py.runtime.copies import Copies
-from autodist_py.runtime.executor import Executor
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import build_strategy
 
@@ -122,14 +122,14 @@ class _Replicas:
         resources = ResourceSpec((NodeSpec("127.0.0.1", cpus=tuple(range(count))),))
         strategy = build_strategy(AllReduce(), captured.item, resources)
         devices = [CPU] * count
-        place = Place(0, tuple(Replica(index, 0, device) for index, device in enumerate(devices)))
-        self._copies = Copies()
+        topology = Topology(0, tuple(Replica(index, 0, device) for index, device in enumerate(devices)))
+        self._copies = ReplicaVariables()
         variables = {(variable_name, 0): variable for variable_name, variable in captured.variables.items()} | {
             (variable_name, position): self._copies.of(variable, position, CPU)
             for variable_name, variable in captured.variables.items()
             for position in range(1, count)
         }
-        program = compile(captured.item, strategy, place)
+        program = compile(captured.item, strategy, topology)
         self._executor = Executor(program, variables, captured.state, name=name.replace("/", "_"))
 
     def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:

@@ -1,8 +1,11 @@
 """How long capturing and compiling take, stage by stage, on a step of about 10,000 ops.
 
     python benchmarks/compile_time.py [--ops 10000] [--replicas 1 2 4 8] [--chunk-size 128] [--clock wall]
+    python benchmarks/compile_time.py --variables 2000 [--compressor NoneCompressor HorovodCompressor] [--rounds 1]
 
-The step is a deep MLP trained by a hand-written Adam with a clipped global norm. "own" is what autodist_py and the
+The step is a deep MLP trained by a hand-written Adam with a clipped global norm. With --variables it is one of so many
+variables, trained by plain SGD on two workers of one replica each; then the time of "strategy" and "compile" counts,
+and the graph is not imported. "own" is what autodist_py and the
 tracing of its fragments cost: all time but "trace" (the user's own code, which TensorFlow traces for any
 `tf.function`), "import" (TensorFlow reads the compiled graph) and "function" (it makes a function of what it read).
 
@@ -13,7 +16,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,15 +28,15 @@ import tensorflow as tf
 from autodist_py import tf_adapter as runtime_adapter
 from autodist_py.capture import tf_adapter
 from autodist_py.capture.assemble import CaptureOptions
-from autodist_py.capture.function import CapturedFunction
-from autodist_py.function import DistributedFunction
-from autodist_py.function import Program as CompiledStep
-from autodist_py.kernel.device import Place, Replica
-from autodist_py.kernel.graph_view import GraphView
+from autodist_py.capture.doors.function import CapturedFunction
+from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.pipeline import compile
 from autodist_py.kernel.program import Program
+from autodist_py.kernel.topology import Replica, Topology
+from autodist_py.program.executor import Executor
+from autodist_py.program.step_function import DistributedFunction
+from autodist_py.program.step_function import Program as CompiledStep
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
-from autodist_py.runtime.executor import Executor
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import build_strategy
 
@@ -93,6 +96,27 @@ def deep_mlp(layers: int) -> Callable[[tf.Tensor], tf.Tensor]:
     return step
 
 
+def many_variables(variables: int) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A step of an MLP of so many variables, kernels and biases of `WIDTH` units in turns: plain SGD."""
+    with tf.device("/device:CPU:0"):
+        weights = [
+            tf.Variable(tf.zeros([WIDTH]) if index % 2 else tf.eye(WIDTH) * 0.9, name=f"variable_{index}")
+            for index in range(variables)
+        ]
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            value = x
+            for index, weight in enumerate(weights):
+                value = tf.nn.relu(value + weight) if index % 2 else tf.matmul(value, weight)
+            loss = tf.reduce_mean(tf.square(value))
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.001 * gradient)
+        return loss
+
+    return step
+
+
 class Stopwatch:
     """Seconds by stage, by the clock given."""
 
@@ -134,8 +158,23 @@ class PassTimes:
         self._last = now
 
 
-def local_place(replicas: int) -> Place:
-    return Place(0, tuple(Replica(index, 0, f"/device:CPU:{index}") for index in range(replicas)))
+def local_topology(replicas: int) -> Topology:
+    return Topology(0, tuple(Replica(index, 0, f"/device:CPU:{index}") for index in range(replicas)))
+
+
+def two_workers() -> Topology:
+    return Topology(0, tuple(Replica(rank, rank, "/device:CPU:0") for rank in range(2)))
+
+
+def measure_compilation(captured: CapturedFunction, compressor: str, clock: Callable[[], float]) -> dict[str, float]:
+    """Seconds of making a strategy for two workers, and of compiling the step by it for the first of them."""
+    resources = ResourceSpec((NodeSpec("10.0.0.1", chief=True), NodeSpec("10.0.0.2")))
+    watch = Stopwatch(clock)
+    with watch.stage("strategy"):
+        strategy = build_strategy(AllReduce(compressor=compressor), captured.item, resources)
+    with watch.stage("compile"):
+        compile(captured.item, strategy, two_workers())
+    return watch.seconds
 
 
 def _not_compiled(name: str, captured: CapturedFunction) -> CompiledStep:
@@ -164,7 +203,7 @@ def measure(
         strategy = build_strategy(AllReduce(chunk_size=chunk_size, all_reduce_spec=spec), captured.item, resources)
     with watch.stage("compile, rest"):
         # The time of the first pass has the analysis of the captured graph in it.
-        program = compile(captured.item, strategy, local_place(replicas), observers=[PassTimes(watch)])
+        program = compile(captured.item, strategy, local_topology(replicas), observers=[PassTimes(watch)])
     # Every replica is given the user's own variables, since the program is not run.
     variables = {(bound.variable, bound.replica): captured.variables[bound.variable] for bound in program.variables}
     c_api, context = vars(runtime_adapter)["c_api"], vars(runtime_adapter)["context"].context()
@@ -194,6 +233,19 @@ def table(results: dict[int, Stages]) -> str:
     return "\n".join(f"{row[0]:<28}" + "".join(f"{cell:>10}" for cell in row[1:]) for row in rows)
 
 
+def compilation_table(variables: int, compressors: Sequence[str], rounds: int, clock: Callable[[], float]) -> str:
+    """The fastest of so many rounds, by compressor."""
+    measure_compilation(captured_step(many_variables(4), tf.ones([16, WIDTH])), compressors[0], clock)
+    captured = captured_step(many_variables(variables), tf.ones([16, WIDTH]))
+    rows = []
+    for compressor in compressors:
+        seconds = [measure_compilation(captured, compressor, clock) for _ in range(rounds)]
+        fastest = min(seconds, key=lambda one: sum(one.values()))
+        rows.append((compressor, *(f"{one:.2f}" for one in (*fastest.values(), sum(fastest.values())))))
+    header = (f"{variables} variables, 2 workers", "strategy", "compile", "sum")
+    return "\n".join(f"{row[0]:<32}" + "".join(f"{cell:>10}" for cell in row[1:]) for row in (header, *rows))
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", type=int, default=10_000, help="ops of the captured graph, at least")
@@ -202,7 +254,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--spec", default="AUTO", choices=["AUTO", "RING"], help="all_reduce_spec")
     parser.add_argument("--clock", default="wall", choices=CLOCKS, help="cpu: this process's time, on a busy machine")
     parser.add_argument("--check", action="store_true", help="fail when 8 replicas take longer than the limits")
+    parser.add_argument("--variables", type=int, help="measure a step of so many variables on two workers instead")
+    parser.add_argument(
+        "--compressor", nargs="+", default=["NoneCompressor", "HorovodCompressor"], help="see AllReduce"
+    )
+    parser.add_argument("--rounds", type=int, default=1, help="with --variables: the fastest counts")
     options = parser.parse_args(arguments)
+    if options.variables:
+        print(compilation_table(options.variables, options.compressor, options.rounds, CLOCKS[options.clock]))
+        return 0
     measure(deep_mlp(2), 2)  # TensorFlow loads what it needs when it is first used.
     step = deep_mlp(-(-options.ops // OPS_PER_LAYER))
     results = {}

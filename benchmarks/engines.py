@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from autodist_py import AutoDist  # noqa: E402
-from autodist_py.resources import local_resource_spec  # noqa: E402
+from autodist_py.config.resource_spec import local_resource_spec  # noqa: E402
 from autodist_py.strategy_builders.all_reduce import AllReduce  # noqa: E402
 from benchmarks.collectives import descending  # noqa: E402
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
+import psutil
+
 from benchmarks.systems import SYSTEMS, Worker
 from tools.netlab import NETLAB
 
@@ -68,10 +70,10 @@ class TrainingProcess:
 
     def send(self, number: signal.Signals) -> None:
         """The process itself gets the signal, and with it the one that leads to its host."""
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
-        for process_id in (*map(int, children), self._process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(process_id, number)
+        process = psutil.Process(self._process.pid)
+        for each in (*process.children(), process):
+            with suppress(psutil.NoSuchProcess):
+                each.send_signal(number)
 
     def close(self) -> None:
         """It is ended: what leads to its host is killed, and it with that."""

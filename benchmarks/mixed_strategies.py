@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py import AutoDist
-from autodist_py.resources import local_resource_spec
+from autodist_py.config.resource_spec import local_resource_spec
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import StrategyBuilder
 from autodist_py.strategy_builders.mixed import PerVariable

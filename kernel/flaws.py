@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
-from autodist_py.kernel.tf_adapter import require_importable
+from autodist_py.kernel.ir.tf_adapter import require_importable
 from autodist_py.proto.errors import AutoDistError, GraphItemError
 from autodist_py.proto.graph_item import GraphItem
 

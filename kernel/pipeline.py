@@ -5,41 +5,42 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from autodist_py.kernel.analysis import analyse, require_replicated_writes
-from autodist_py.kernel.device import Place
+from autodist_py.kernel.events import Collective, Schedule
 from autodist_py.kernel.flaws import blamed
-from autodist_py.kernel.graph_view import VARIABLE_OP, GraphView
-from autodist_py.kernel.memory import Memory
-from autodist_py.kernel.names import captured_name, on_replica, op_of
-from autodist_py.kernel.passes.combine import Combine
-from autodist_py.kernel.passes.fetch import Fetch
+from autodist_py.kernel.ir.dataflow import analyse, require_replicated_writes
+from autodist_py.kernel.ir.graph import VARIABLE_OP, GraphView
+from autodist_py.kernel.ir.names import captured_name, on_replica, op_of
+from autodist_py.kernel.ir.state import CompressorState
 from autodist_py.kernel.passes.look_up import LookUp
+from autodist_py.kernel.passes.lower_collectives import LowerCollectives
+from autodist_py.kernel.passes.lower_exchanges import LowerExchanges
 from autodist_py.kernel.passes.order import Order
 from autodist_py.kernel.passes.partition import Partition
 from autodist_py.kernel.passes.place import PlaceOps
+from autodist_py.kernel.passes.plan_communication import PlanCommunication
 from autodist_py.kernel.passes.read_data import ReadData
 from autodist_py.kernel.passes.refresh import Refresh
 from autodist_py.kernel.passes.replicate import Replicate
-from autodist_py.kernel.passes.serve import Serve
 from autodist_py.kernel.passes.split_batch import SplitBatch
-from autodist_py.kernel.passes.synchronize import Synchronize
-from autodist_py.kernel.program import Channel, Launch, Options, Program, ServerProgram, Shards
-from autodist_py.kernel.rewrite import Observer, Pass, run_passes
+from autodist_py.kernel.passes.unbranch import Unbranch
+from autodist_py.kernel.program import Channel, Options, Program, ServerProgram, Shards
+from autodist_py.kernel.runner import AddedPass, Observer, Pass, run_passes, with_added
+from autodist_py.kernel.topology import Topology
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.strategy import Strategy
-from autodist_py.proto.synchronizers import Pace
+from autodist_py.proto.synchronizers import Consistency
 
 PASSES: tuple[Pass, ...] = (
+    Unbranch(),
     LookUp(),
     Partition(),
+    PlanCommunication(),
     Replicate(),
     Refresh(),
     ReadData(),
     SplitBatch(),
-    Combine(),
-    Synchronize(),
-    Serve(),
-    Fetch(),
+    LowerCollectives(),
+    LowerExchanges(),
     PlaceOps(),
     Order(),
 )
@@ -61,8 +62,8 @@ class CompiledProgram:
 
     Attributes:
         item: what was captured; its inputs stand in the graph under their own names.
-        place: where it runs.
-        pace: how far apart workers may be.
+        topology: where it runs.
+        consistency: how far apart workers may be.
         graph: the rewritten graph.
         fetches: for each of the item's outputs, the tensor to fetch.
         run_ops: ops to run beside.
@@ -73,15 +74,17 @@ class CompiledProgram:
         servers: what this worker runs as a server, in order.
         held: for each variable that lives on a server of several workers, the server's rank.
         refreshed: those of them whose new values the step brings to this worker.
-        memories: what it keeps beside the user's variables; each worker's value lives there, as a shard of a variable.
-        idle: the item's variables that nothing trains, and which no op on this worker uses; and memories as wholes.
-        launches: its collectives, in launch order.
+        compressor_states: what compressors keep; each worker's value lives there, as a shard of a variable.
+        idle: the item's variables that nothing trains, and which no op on this worker uses; and the whole variables of
+            compressors' states.
+        schedule: what the workers tell one another in a step.
+        collectives: those of the schedule's events, in the order of their issue.
         next_instance_key: the first instance key that it does not use.
     """
 
     item: GraphItem
-    place: Place
-    pace: Pace
+    topology: Topology
+    consistency: Consistency
     graph: GraphView
     fetches: tuple[str, ...]
     run_ops: tuple[str, ...]
@@ -92,26 +95,47 @@ class CompiledProgram:
     servers: tuple[ServerProgram, ...]
     held: Mapping[str, int]
     refreshed: frozenset[str]
-    memories: tuple[Memory, ...]
+    compressor_states: tuple[CompressorState, ...]
     idle: frozenset[str]
-    launches: tuple[Launch, ...]
+    schedule: Schedule
+    collectives: tuple[Collective, ...]
     next_instance_key: int
 
 
-def start(item: GraphItem, strategy: Strategy, place: Place, options: Options) -> Program:
+def start(item: GraphItem, strategy: Strategy, topology: Topology, options: Options) -> Program:
     """The program before its first pass: the captured graph as it is."""
     analysis = analyse(item, batch=options.batch)
     return Program(
         item=item,
         analysis=analysis,
         strategy=strategy,
-        place=place,
+        topology=topology,
         options=options,
         graph=analysis.captured,
         fetches=tuple(output.tensor for output in item.outputs),
         run_ops=item.run_ops,
         next_instance_key=options.first_instance_key,
     )
+
+
+def planned(item: GraphItem, strategy: Strategy, topology: Topology, options: Options) -> Schedule:
+    """What workers would tell one another in a step, as `compile` plans it.
+
+    Raises:
+        AutoDistError: as `compile`.
+    """
+    names = [step.name for step in PASSES]
+    last = names.index(PlanCommunication.name)
+    with _collection_deferred(), blamed(item):
+        return run_passes(_first(item, strategy, topology, options), PASSES[: last + 1]).schedule
+
+
+def _first(item: GraphItem, strategy: Strategy, topology: Topology, options: Options) -> Program:
+    """The program before its first pass, where each worker takes its steps as the strategy's consistency says."""
+    first = start(item, strategy, topology if strategy.consistency.is_bsp else topology.apart(), options)
+    if not first.is_single:
+        require_replicated_writes(item, first.analysis)
+    return first
 
 
 @contextmanager
@@ -129,12 +153,13 @@ def _collection_deferred() -> Iterator[None]:
 def compile(
     item: GraphItem,
     strategy: Strategy,
-    place: Place,
+    topology: Topology,
     options: Options | None = None,
     *,
     observers: Sequence[Observer] = (),
+    added: Sequence[AddedPass] = (),
 ) -> CompiledProgram:
-    """Rewrite `item` for the worker at `place`, as `strategy` says.
+    """Rewrite `item` for the worker of `topology`, as `strategy` says, by `PASSES` and those `added`.
 
     Raises:
         StrategyError: the strategy asks for what these devices, or this version, cannot do.
@@ -143,34 +168,32 @@ def compile(
         GraphItemError: the item's graph is none that TensorFlow takes, or lacks what the item names.
     """
     with _collection_deferred(), blamed(item):
-        paced = place if strategy.pace.is_together else place.apart()
-        first = start(item, strategy, paced, options or Options())
-        if not first.is_single:
-            require_replicated_writes(item, first.analysis)
-        program = run_passes(first, PASSES, observers)
+        first = _first(item, strategy, topology, options or Options())
+        program = run_passes(first, with_added(PASSES, added), observers)
         return CompiledProgram(
             item=item,
-            place=paced,
-            pace=strategy.pace,
+            topology=program.topology,
+            consistency=strategy.consistency,
             graph=program.graph,
             fetches=program.fetches,
             run_ops=program.run_ops,
             variables=tuple(_bound(program)),
-            shards=(*program.shards, *(_shards(program, memory) for memory in program.memories)),
+            shards=(*program.shards, *(_shards(program, state) for state in program.compressor_states)),
             left_whole=program.left_whole,
             channels=program.channels,
             servers=program.servers,
             held={**program.held, **_remembered(program)},
             refreshed=program.refreshed,
-            memories=program.memories,
-            idle=_idle(item, program) | {memory.name for memory in program.memories},
-            launches=program.launches,
+            compressor_states=program.compressor_states,
+            idle=_idle(item, program) | {state.name for state in program.compressor_states},
+            schedule=program.schedule,
+            collectives=program.collectives,
             next_instance_key=program.next_instance_key,
         )
 
 
 def _bound(program: Program) -> Iterator[BoundVariable]:
-    """The handles of the program's variables, and memories; on further replicas, and of shards, those that are used."""
+    """The handles of variables and compressors' states; on further replicas, and of shards, those that are used."""
     handles = [node.name for node in program.analysis.captured.of_type({VARIABLE_OP})]
     shards = {name for one in program.shards for name in one.names}
     asked = {on_replica(0, name) for name in shards}
@@ -182,22 +205,22 @@ def _bound(program: Program) -> Iterator[BoundVariable]:
             op = on_replica(replica, handle)
             if op not in asked or users[op] or op in served:
                 yield BoundVariable(op, handle, replica, program.graph.nodes[op].device)
-    position = program.place.all_workers.index(program.place.worker)
-    for memory in program.memories:
-        yield BoundVariable(memory.op, memory.part(position), 0, program.graph.nodes[memory.op].device)
+    position = program.topology.all_workers.index(program.topology.worker)
+    for state in program.compressor_states:
+        yield BoundVariable(state.op, state.part(position), 0, program.graph.nodes[state.op].device)
 
 
-def _shards(program: Program, memory: Memory) -> Shards:
-    """The workers' values of the memory."""
-    return Shards(memory.name, 0, ((1, *memory.slot.shape),) * len(program.place.all_workers), is_whole=False)
+def _shards(program: Program, state: CompressorState) -> Shards:
+    """The workers' values of a compressor's state."""
+    return Shards(state.name, 0, ((1, *state.slot.shape),) * len(program.topology.all_workers), is_whole=False)
 
 
 def _remembered(program: Program) -> dict[str, int]:
-    """Where each worker's value of each memory lives: on that worker."""
+    """Where each worker's value of each compressor's state lives: on that worker."""
     return {
-        memory.part(position): rank
-        for memory in program.memories
-        for position, rank in enumerate(program.place.all_workers)
+        state.part(position): rank
+        for state in program.compressor_states
+        for position, rank in enumerate(program.topology.all_workers)
     }
 
 

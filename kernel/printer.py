@@ -2,17 +2,17 @@
 
 import tensorflow as tf
 
-from autodist_py.kernel.graph_view import GraphView, functions_of
-from autodist_py.kernel.names import op_of, parse
-from autodist_py.kernel.program import Program
+from autodist_py.kernel.events import Schedule
+from autodist_py.kernel.ir.graph import GraphView, functions_of
+from autodist_py.kernel.ir.names import op_of, parse
 
 _HIDDEN_ATTRIBUTES = frozenset({"T", "Tidx", "Tparams", "Tindices", "dtype", "out_type", "output_types", "N", "_class"})
 
 
 def format_node(node: tf.compat.v1.NodeDef) -> str:
     """`name = Op(input, ^control) {attribute} @device`; attributes that only repeat types are left out."""
-    inputs = ", ".join(_short(name) for name in node.input)
-    shown = {key: _format_attribute(value) for key, value in sorted(node.attr.items()) if key not in _HIDDEN_ATTRIBUTES}
+    inputs = ", ".join(short_name(name) for name in node.input)
+    shown = {key: format_attribute(value) for key, value in sorted(node.attr.items()) if key not in _HIDDEN_ATTRIBUTES}
     if node.op not in {"Const", "Placeholder", "VarHandleOp"} and not list(functions_of(node)):
         shown = {key: value for key, value in shown.items() if key in {"value", "seed", "seed2", "merge_op"}}
     attributes = " {" + ", ".join(f"{key}={value}" for key, value in shown.items()) + "}" if shown else ""
@@ -22,6 +22,11 @@ def format_node(node: tf.compat.v1.NodeDef) -> str:
 
 def format_graph(graph: GraphView) -> str:
     """Every op on a line, producers before consumers where the graph allows it, else in graph order."""
+    return "\n".join(format_node(graph.nodes[name]) for name in printed_order(graph))
+
+
+def printed_order(graph: GraphView) -> list[str]:
+    """The ops, producers before consumers where the graph allows it, else in graph order."""
     nodes = graph.nodes
     printed: dict[str, None] = {}
     for name in nodes:
@@ -39,22 +44,21 @@ def format_graph(graph: GraphView) -> str:
                 pending.append(missing[0])
                 continue
             printed.setdefault(pending.pop())
-    return "\n".join(format_node(nodes[name]) for name in printed)
+    return list(printed)
 
 
-def format_program(program: Program) -> str:
-    """The graph, then what is fetched and run."""
-    lines = [format_graph(program.graph)]
-    lines += [f"fetch {name}" for name in program.fetches]
-    lines += [f"run {name}" for name in program.run_ops]
-    return "\n".join(lines)
+def format_schedule(schedule: Schedule) -> str:
+    """The events of a step's communication, one a line, in the order in which they are issued."""
+    return "\n".join(f"event {event}" for event in schedule.events)
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
+    """A tensor's name in its one spelling."""
     return str(parse(name))
 
 
-def _format_attribute(value: tf.compat.v1.AttrValue) -> str:
+def format_attribute(value: tf.compat.v1.AttrValue) -> str:
+    """An attribute's value; of a large tensor its type and shape."""
     kind = value.WhichOneof("value")
     if kind == "tensor":
         array = tf.make_ndarray(value.tensor)
@@ -70,5 +74,10 @@ def _format_attribute(value: tf.compat.v1.AttrValue) -> str:
     if kind == "type":
         return tf.as_dtype(value.type).name
     if kind == "list":
-        return "[" + ", ".join(function.name for function in value.list.func) + "]"
+        shown = [function.name for function in value.list.func]
+        shown += [tf.as_dtype(each).name for each in value.list.type]
+        shown += [format_attribute(tf.compat.v1.AttrValue(shape=each)) for each in value.list.shape]
+        shown += [each.decode(errors="replace") for each in value.list.s]
+        shown += [str(each) for each in (*value.list.i, *value.list.f, *value.list.b)]
+        return "[" + ", ".join(shown) + "]"
     return str(getattr(value, kind)) if kind else ""

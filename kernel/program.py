@@ -1,16 +1,17 @@
 """The value that passes map: a graph being rewritten, with what it was made from and where it will run."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 
-from autodist_py.kernel.analysis import Analysis
-from autodist_py.kernel.device import Place
-from autodist_py.kernel.fragment import TensorSpec
-from autodist_py.kernel.graph_view import GraphView
-from autodist_py.kernel.memory import Memory
-from autodist_py.kernel.names import on_replica, op_of
-from autodist_py.kernel.parcel import Parcel
+from autodist_py.kernel.events import Collective, Schedule
+from autodist_py.kernel.ir.dataflow import Analysis
+from autodist_py.kernel.ir.fragment import TensorSpec
+from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.ir.message_layout import MessageLayout
+from autodist_py.kernel.ir.names import on_replica, op_of
+from autodist_py.kernel.ir.state import CompressorState
+from autodist_py.kernel.topology import Topology
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.strategy import Strategy, shard_name
 
@@ -18,13 +19,22 @@ UNDER_WAY = 2
 """How many collectives a worker has under way at once: benchmarks/step_time.py, docs/performance.md."""
 
 
-class Promise(Enum):
-    """What holds of a program's graph from some pass on."""
+class Invariant(Enum):
+    """What holds of a program between two passes. Passes require some, and bring others about; `verify` checks them."""
 
+    CAPTURED = "the graph is for one device, and is the one that has been analysed"
+    UNBRANCHED = "a branch that updates variables which live apart stays whole for a reason that the program states"
+    CUT = "the strategy cuts no variable: its shards are variables themselves"
+    SCHEDULED = "the schedule's events are of tensors of the captured graph"
+    REPLICATED = "every op is of one local replica, of the kernel, or shared by all"
+    REFRESHED = "a further replica's variable is assigned the first one's value"
+    READ = "no iterator is read but by the kernel, where workers tell one another whether they have data"
+    SPLIT = "no op of a replica reads a whole batch"
+    REDUCED = "each event that travels by collectives has some"
     COMBINED = "gradients and statistics are combined over all replicas before anything reads them"
     WRITTEN = "each write of the captured step is done once, where the variable lives, and is run"
     PLACED = "every op has a device, and an update that of its variable"
-    ORDERED = "each launch waits for those before it but one, or is found by its name and always run"
+    ORDERED = "the collectives are the schedule's; each waits for those before it but one, or is found by its name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +77,6 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """One collective.
-
-    Attributes:
-        ops: the ops by which this worker's devices take part in it.
-        rank: where it stands among the others; made from the captured graph alone, so it is the same on every worker.
-        what: what it combines, in words.
-        by_name: workers find each other's parts by the op's name, the same on all of them, in whatever order they come
-            to it; TensorFlow does not know that the op does anything beside what it returns.
-    """
-
-    ops: tuple[str, ...]
-    rank: tuple[int, ...]
-    what: str
-    by_name: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Channel:
     """How workers and a server exchange messages: by queues, named alike in every process.
 
@@ -100,8 +92,8 @@ class Channel:
     server: int
     service: str
     number: int
-    sent: Parcel
-    answered: Parcel
+    sent: MessageLayout
+    answered: MessageLayout
     counts: bool = False
 
     @property
@@ -199,71 +191,69 @@ class Program:
         item: the captured single-device program.
         analysis: facts about its graph.
         strategy: how its variables are synchronized.
-        place: the replicas, and which worker this is.
+        topology: the replicas, and which worker this is.
         options: what the user chose beside the strategy.
         graph: the graph as rewritten so far; passes make a new one, they never edit it.
         fetches: for each of the item's outputs, the tensor that now stands for it.
         run_ops: ops to run each step beside the fetches.
-        combined: the outputs of the captured graph that are combined already, and fetched so.
         shards: the variables that are cut.
         part_of: for each part of a variable, or of its gradient alone, the captured variable.
         left_whole: those that were to be cut and cannot be, with the reasons.
+        whole_branches: the branches over variables that live apart which cannot be taken apart, with the reasons.
         shared: ops of the captured graph that stand once per worker, not once per replica.
         batch: how examples are spread over replicas; None while, or where, nothing is split.
         channels: how it exchanges messages with servers.
         servers: what this worker runs as a server, in order.
         held: for each variable that lives on a server of several workers, the server's rank.
         refreshed: those of them whose new values the step brings to this worker.
-        memories: what the program keeps from step to step beside.
-        launches: the collectives; after the pass that orders them, in the order in which every worker launches them.
-        holds: what passes have brought about and later ones keep; `verify` checks it.
+        compressor_states: what compressors keep from step to step.
+        schedule: what workers tell one another; empty until the pass that plans it.
+        collectives: those of the schedule's events that are in the graph; once ordered, in the order of their issue.
+        holds: what passes have brought about and later ones keep: the runner's, by their contracts; `verify` checks it.
         next_instance_key: the key of the next collective that a pass adds.
     """
 
     item: GraphItem
     analysis: Analysis
     strategy: Strategy
-    place: Place
+    topology: Topology
     options: Options
     graph: GraphView
     fetches: tuple[str, ...]
     run_ops: tuple[str, ...]
-    combined: frozenset[str] = frozenset()
     shards: tuple[Shards, ...] = ()
     part_of: Mapping[str, str] = field(default_factory=dict)
     left_whole: Mapping[str, str] = field(default_factory=dict)
+    whole_branches: Mapping[str, str] = field(default_factory=dict)
     shared: frozenset[str] = frozenset()
     batch: Batch | None = None
     channels: tuple[Channel, ...] = ()
     servers: tuple[ServerProgram, ...] = ()
     held: Mapping[str, int] = field(default_factory=dict)
     refreshed: frozenset[str] = frozenset()
-    memories: tuple[Memory, ...] = ()
-    launches: tuple[Launch, ...] = ()
-    holds: frozenset[Promise] = frozenset()
+    compressor_states: tuple[CompressorState, ...] = ()
+    schedule: Schedule = field(default_factory=Schedule)
+    collectives: tuple[Collective, ...] = ()
+    holds: frozenset[Invariant] = frozenset({Invariant.CAPTURED})
     next_instance_key: int = 1
-
-    def promising(self, promise: Promise, graph: GraphView) -> "Program":
-        """This program with another graph, of which `promise` holds."""
-        return replace(self, graph=graph, holds=self.holds | {promise})
 
     @property
     def num_local_replicas(self) -> int:
-        return len(self.place.local_replicas)
+        return len(self.topology.local_replicas)
 
     @property
     def is_single(self) -> bool:
         """Whether there is one replica alone: nothing to split, nothing to combine."""
-        return len(self.place.everyone) == 1
+        return len(self.topology.everyone) == 1
 
-    def successions(self) -> Iterator[tuple[Launch, Launch]]:
-        """Of two collectives each, the one that has to be done before the other is launched.
+    def successions(self) -> Iterator[tuple[Collective, Collective]]:
+        """Of two collectives each, the one that has to be done before the other is issued.
 
         Rings are found by their keys, so two may be under way at once, and a small one holds no large one up. NCCL's
-        must be launched in one order on all devices. Those that are found by their names need none.
+        must be issued in one order on all devices. Those that are found by their names need none.
         """
-        ordered = [launch for launch in self.launches if not launch.by_name]
-        ops = [self.graph.nodes[op].attr for launch in ordered for op in launch.ops]
+        ordered = [one for one in self.collectives if not one.by_name]
+        ops = [self.graph.nodes[op].attr for one in ordered for op in one.ops]
         is_nccl = any("communication_hint" in attr and attr["communication_hint"].s == b"nccl" for attr in ops)
         under_way = 1 if is_nccl else UNDER_WAY
         for distance in range(under_way, 2 * under_way):  # All greater distances are sums of these.

@@ -7,16 +7,17 @@
 5. Fetches and ops to run are in the graph.
 6. An op of one replica reads no op of another replica: what crosses goes through the kernel's own ops.
 7. A variable has no writer but those of the captured graph, and assignments of the kernel that all else which uses the
-   variable waits for; a memory has one.
+   variable waits for; a compressor's state has one.
 
-Once the pass that brings it about has run:
+Once the pass that brings it about has run, what `Invariant` lists: on the way there, as `verify_passes.py` says; and
 
 8. A gradient or statistic that differs between replicas is read as the kernel's own ops combine it.
 9. Each write that the captured step does is done once: by the server of the variable, or on each worker; and an op to
    fetch or to run waits for it, or for the assignment of the new value that a server answers. Of further replicas
    that is not asked: each step begins with the first one's values.
 10. Every op has a device, and one that writes a variable that of the variable.
-11. Collectives are launched in one order: each waits for those before it but one; one found by its name is run.
+11. The graph holds the schedule's events, as `verify_schedule.py` says, and issues collectives as it lists them: each
+    waits for those before it but one; one found by its name is run.
 """
 
 from collections import Counter
@@ -25,8 +26,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 import networkx as nx
 import tensorflow as tf
 
-from autodist_py.kernel.control_flow import BACK_EDGE
-from autodist_py.kernel.graph_view import (
+from autodist_py.kernel.ir.control_flow import BACK_EDGE
+from autodist_py.kernel.ir.graph import (
     PASSES_HANDLE,
     READS_VARIABLE,
     VARIABLE_OP,
@@ -34,9 +35,19 @@ from autodist_py.kernel.graph_view import (
     functions_of,
     has_function_attribute,
 )
-from autodist_py.kernel.names import ASSIGNED, KERNEL_SCOPE, REPLICA_SCOPE, captured_name, on_replica, op_of, replica_of
+from autodist_py.kernel.ir.names import (
+    ASSIGNED,
+    KERNEL_SCOPE,
+    REPLICA_SCOPE,
+    captured_name,
+    on_replica,
+    op_of,
+    replica_of,
+)
 from autodist_py.kernel.printer import format_node
-from autodist_py.kernel.program import Program, Promise
+from autodist_py.kernel.program import Invariant, Program
+from autodist_py.kernel.verify_passes import ON_THE_WAY
+from autodist_py.kernel.verify_schedule import require_scheduled
 from autodist_py.proto.errors import InvalidGraphError
 from autodist_py.proto.graph_item import GraphItem
 
@@ -52,6 +63,7 @@ def verify(program: Program, before: Program | None = None) -> None:
         InvalidGraphError: the first one that does not hold, with the op and what stands around it.
     """
     graph = program.graph
+    held = frozenset() if before is None else before.holds
     if before is not None and not _is_comparable(before, program):
         before = None
     nodes = {} if before is None else before.graph.nodes
@@ -65,17 +77,22 @@ def verify(program: Program, before: Program | None = None) -> None:
         if op_of(name) not in graph.nodes:
             raise InvalidGraphError(f"'{name}' is to be fetched or run, but no op of the graph makes it")
     _check_writers(program, before, changed)
-    for promise in Promise:
-        if promise in program.holds:
-            is_new = before is None or promise not in before.holds
-            _PROMISES[promise](program, list(graph.nodes.values()) if is_new else changed)
+    for invariant in Invariant:
+        if invariant in program.holds and invariant not in _OF_CAPTURED:
+            if before is None or invariant not in before.holds:
+                _CHECKS[invariant](program, list(graph.nodes.values()))
+            elif invariant is not Invariant.WRITTEN or not _runs_no_less(program, before, changed):
+                _CHECKS[invariant](program, changed)
+    for invariant in _OF_CAPTURED & program.holds:
+        if invariant not in held:
+            _CHECKS[invariant](program, changed)
 
 
 def _is_comparable(before: Program, program: Program) -> bool:
     """Whether ops that stand in both programs are told apart from each other by what stands around them alone."""
     return (
         before.analysis is program.analysis
-        and before.place == program.place
+        and before.topology == program.topology
         and before.shared == program.shared
         and before.graph.is_within(program.graph)
     )
@@ -160,21 +177,21 @@ def _cycle(graph: GraphView) -> str:
 
 def _check_writers(program: Program, before: Program | None, changed: Sequence[tf.compat.v1.NodeDef]) -> None:
     """Of each variable that a changed op uses, or used, look at all users: one of them may be a writer already."""
-    repeated = [name for name, count in Counter(memory.name for memory in program.memories).items() if count > 1]
+    repeated = [name for name, count in Counter(state.name for state in program.compressor_states).items() if count > 1]
     if repeated:
-        raise InvalidGraphError(f"memory '{repeated[0]}' has several ops that read and write it")
+        raise InvalidGraphError(f"compressor state '{repeated[0]}' has several ops that read and write it")
     graph = program.graph
-    memories = {memory.op for memory in program.memories}
+    compressor_states = {state.op for state in program.compressor_states}
     touched = {node.name for node in changed}.union(*(graph.producers[node.name] for node in changed))
     if before is not None:
         touched.update(*(before.graph.producers.get(node.name, ()) for node in changed))
-        touched |= memories ^ {memory.op for memory in before.memories}
+        touched |= compressor_states ^ {state.op for state in before.compressor_states}
     handles = [name for name in touched if name in graph.nodes and graph.nodes[name].op == VARIABLE_OP]
     for handle, users in graph.users(handles).items() if handles else ():
-        _check_users(program, handle, users, is_memory=handle in memories)
+        _check_users(program, handle, users, is_state=handle in compressor_states)
 
 
-def _check_users(program: Program, handle: str, users: Sequence[str], *, is_memory: bool) -> None:
+def _check_users(program: Program, handle: str, users: Sequence[str], *, is_state: bool) -> None:
     graph, captured = program.graph, program.analysis.captured
     variable = captured_name(handle)
     writers = program.analysis.writes.get(variable, ())
@@ -185,7 +202,7 @@ def _check_users(program: Program, handle: str, users: Sequence[str], *, is_memo
         stands_for_writer = name.partition(ASSIGNED)[0] in writers
         if is_written and not stands_for_writer and variable not in captured.producers.get(name, ()):
             new.append(user)
-    if is_memory:
+    if is_state:
         new = new[1:]
     for position, user in enumerate(new):
         if position or not user.startswith(f"{KERNEL_SCOPE}/"):
@@ -204,8 +221,11 @@ def _data_producer(name: str) -> str | None:
     return None if name.startswith("^") else op_of(name)
 
 
-def _check_combined(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None:
+def _check_combined(program: Program, changed: Sequence[tf.compat.v1.NodeDef]) -> None:
+    if program.is_single:
+        return  # There is nothing to combine.
     captured, varying = program.analysis.captured, program.analysis.varying
+    names = {node.name for node in changed}
     recorded = [
         (f"the gradient of '{one.variable}'", tensor) for one in program.item.gradients for tensor in one.tensors
     ]
@@ -214,10 +234,10 @@ def _check_combined(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None
     for what, tensor in recorded:
         if tensor not in parts and op_of(captured.nodes[op_of(tensor)].input[0]) not in varying:
             continue
-        for seam in program.copies(tensor):
-            node = program.graph.nodes.get(op_of(seam))
-            if node is None:
-                continue  # A server reads it.
+        for marker in map(op_of, program.copies(tensor)):
+            node = program.graph.nodes.get(marker)
+            if node is None or marker not in names:
+                continue  # A server reads it; or it is as it was.
             if not node.input[0].startswith(f"{KERNEL_SCOPE}/"):
                 raise InvalidGraphError(
                     f"{what} is not combined over the replicas:\n{neighbourhood(program.graph, node)}"
@@ -226,7 +246,7 @@ def _check_combined(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None
 
 def _check_written(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None:
     captured, writes = program.analysis.captured, program.analysis.writes
-    nodes, worker = program.graph.nodes, program.place.worker
+    nodes, worker = program.graph.nodes, program.topology.worker
     wanted = captured.ancestors(_ends(program.item))
     runs = program.graph.ancestors(map(op_of, (*program.fetches, *program.run_ops)))
     served = Counter(captured_name(op) for server in program.servers for op in server.update.run_ops)
@@ -252,9 +272,24 @@ def _check_written(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None:
     _require_assigned(program, {handle for handle in program.refreshed if wanted.intersection(writes[handle])}, runs)
 
 
+def _runs_no_less(program: Program, before: Program, changed: Sequence[tf.compat.v1.NodeDef]) -> bool:
+    """Whether all that `before` runs is run, and writes what it wrote: ops have other devices, or wait for more."""
+    if not {*before.fetches, *before.run_ops} <= {*program.fetches, *program.run_ops}:
+        return False
+    if (before.servers, before.held, before.refreshed) != (program.servers, program.held, program.refreshed):
+        return False
+    nodes, producers, now = before.graph.nodes, before.graph.producers, program.graph.producers
+    return all(
+        node.name in nodes
+        and nodes[node.name].op == node.op
+        and (now[node.name] == producers[node.name] or set(producers[node.name]) <= set(now[node.name]))
+        for node in changed
+    )
+
+
 def _require_assigned(program: Program, refreshed: Collection[str], runs: Collection[str]) -> None:
     """The step gives each replica's variables the values that servers answer; a server's own one has it."""
-    elsewhere = {handle for handle in refreshed if program.held[handle] != program.place.worker}
+    elsewhere = {handle for handle in refreshed if program.held[handle] != program.topology.worker}
     copies = {on_replica(0, handle): handle for handle in elsewhere}  # Further replicas' hold for the step alone.
     for name, users in program.graph.users(copies).items() if copies else ():
         handle = copies[name]
@@ -297,7 +332,8 @@ def _check_placed(program: Program, changed: Sequence[tf.compat.v1.NodeDef]) -> 
 
 
 def _check_order(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None:
-    named = {op for launch in program.launches if launch.by_name for op in launch.ops}
+    require_scheduled(program)
+    named = {op for one in program.collectives if one.by_name for op in one.ops}
     if idle := named - set(program.run_ops):
         raise InvalidGraphError(f"collective '{min(idle)}' is not among the ops to run: a worker could leave it out")
     for earlier, later in program.successions():
@@ -306,17 +342,21 @@ def _check_order(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None:
             if missing:
                 raise InvalidGraphError(
                     f"collective '{op}' does not wait for {', '.join(sorted(missing))}: "
-                    "workers could launch them in different orders"
+                    "workers could issue them in different orders"
                 )
 
 
-_PROMISES: Mapping[Promise, Callable[[Program, Sequence[tf.compat.v1.NodeDef]], None]] = {
-    Promise.COMBINED: _check_combined,
-    Promise.WRITTEN: _check_written,
-    Promise.PLACED: _check_placed,
-    Promise.ORDERED: _check_order,
+_CHECKS: Mapping[Invariant, Callable[[Program, Sequence[tf.compat.v1.NodeDef]], None]] = {
+    **ON_THE_WAY,
+    Invariant.COMBINED: _check_combined,
+    Invariant.WRITTEN: _check_written,
+    Invariant.PLACED: _check_placed,
+    Invariant.ORDERED: _check_order,
 }
-"""What checks each promise, given the program and the ops that may break it."""
+"""What checks each invariant, given the program and the ops that may break it."""
+
+_OF_CAPTURED = frozenset({Invariant.UNBRANCHED, Invariant.CUT, Invariant.SCHEDULED})
+"""What is said of the captured graph and the strategy, which the pass that ensures it has before it."""
 
 
 def neighbourhood(view: GraphView, node: tf.compat.v1.NodeDef) -> str:

@@ -6,18 +6,19 @@ pydantic checks them, in its strict mode: "false" is no bool, True is no int. Wh
 import functools
 import inspect
 import re
-from collections.abc import Callable, KeysView, Mapping
+from collections.abc import Callable, Collection, KeysView, Mapping
 from dataclasses import fields
 from typing import Any, ParamSpec, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from autodist_py.proto.checks import MOST_BITS, is_writable
+from autodist_py.proto.text import shown
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True)
-_SHOWN = 80
-"""Characters of a value in an error."""
 
 
 def checked(*names: str, error: type[Exception]) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -46,14 +47,16 @@ def checked(*names: str, error: type[Exception]) -> Callable[[Callable[P, R]], C
     return decorate
 
 
-def check_fields(value: Any, *, error: type[Exception]) -> None:
-    """The fields of a dataclass are of their annotated types; scalars of NumPy's become Python's.
+def check_fields(value: Any, *, error: type[Exception], but: Collection[str] = ()) -> None:
+    """The fields of a dataclass, `but` some, are of their annotated types; scalars of NumPy's become Python's.
 
     Raises:
         error: it names the field, what it must be, and what it is.
     """
     kind: Any = type(value)
     for field in fields(value):
+        if not field.init or field.name in but:
+            continue  # It is made of the others, or checked elsewhere.
         given = _plain(getattr(value, field.name))
         _require(given, _hints(kind)[field.name], f"{field.name} of {kind.__name__}", error)
         object.__setattr__(value, field.name, given)  # Dataclasses are frozen.
@@ -64,9 +67,9 @@ def _require(value: object, annotation: Any, what: str, error: type[Exception]) 
         _adapter(annotation).validate_python(value)
     except ValidationError:
         expected = re.sub(r"(?:\w+\.)+(?=\w)", "", inspect.formatannotation(annotation)).replace(" | ", " or ")
-        shown = repr(value)
-        shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
-        raise error(f"{what} must be {expected}; got {shown} ({type(value).__name__})") from None
+        raise error(f"{what} must be {expected}; got {shown(value)} ({type(value).__name__})") from None
+    if not is_writable(value):
+        raise error(f"{what} has integers of at most {MOST_BITS} bits; got one of more")
 
 
 @functools.cache

@@ -73,9 +73,11 @@ def _literal(keyword: ast.keyword, source: str, what: str) -> object:
     if isinstance(value, ast.Name) and value.id in _CONSTANTS:
         return _CONSTANTS[value.id]
     try:
-        return ast.literal_eval(value)
+        literal = ast.literal_eval(value)
+        repr(literal)  # As an error would have to write it out, which Python does of no number of thousands of digits.
+        return literal
     except _UNREADABLE as error:
         raise StrategyError(
-            f"the argument {keyword.arg} of {what} is a literal, a text in quotes; "
+            f"the argument {keyword.arg} of {what} is a literal, a text in quotes, or a number of few digits; "
             f"got {ast.get_source_segment(source, value)}"
         ) from error

@@ -1,23 +1,23 @@
-"""How gradients are coded on the wire: the compressors that a synchronizer may name, with their parameters.
+"""How gradients are coded on the wire: the compressors that a synchronizer may have, with their parameters.
 
-What they do is the kernel's (`kernel/compressors/`). A synchronizer has a compressor's text, such as
+What they do is the kernel's (`kernel/compressors/`). A compressor is a value, and is written as a text, such as
 `PowerSGDCompressor(rank=2)`. One of a package of its own is registered under the entry points
-`autodist_py.compressors`, or written `module:Name`.
+`autodist_py.compressors`, or written `module:Name`. The module is long, as it is a list of them, each with its facts.
 """
 
-import importlib
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from importlib.metadata import entry_points
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
-from autodist_py.proto.calls import construct, parse_call
-from autodist_py.proto.checks import require_member
+from autodist_py.proto.calls import parse_call
+from autodist_py.proto.checks import is_writable, require_member
 from autodist_py.proto.dtypes import ITEM_SIZES
 from autodist_py.proto.errors import StrategyError
+from autodist_py.proto.plugins import Registry
+from autodist_py.proto.text import shown
 
-ENTRY_POINT_GROUP = "autodist_py.compressors"
 HALVES = ("float16", "bfloat16")
 
 _HALF_BYTES, _SINGLE_BYTES, _INDEX_BYTES = 2, 4, 4
@@ -27,9 +27,10 @@ _MATRIX_AXES = 2
 
 @runtime_checkable
 class Compressor(Protocol):
-    """A way to code gradients; by custom a frozen dataclass whose fields are its parameters.
+    """A way to code gradients: a frozen dataclass whose fields are its parameters.
 
     Attributes:
+        passes_through: whether gradients travel as they are: they are not coded, and take the bytes that they have.
         gathers: whether what the workers send is gathered and decoded by each, or (False) summed as it travels.
         sums_first: whether workers need sums of theirs before, which servers, who take messages, have not.
         keeps_state: whether a worker keeps something for the next step, say what did not travel, or a count of steps.
@@ -38,11 +39,18 @@ class Compressor(Protocol):
         gives_up: what is lost, for people; "" where nothing is.
     """
 
-    gathers: ClassVar[bool]
-    sums_first: ClassVar[bool]
-    keeps_state: ClassVar[bool]
-    codes_rows: ClassVar[bool]
-    gives_up: ClassVar[str]
+    @property
+    def passes_through(self) -> bool: ...
+    @property
+    def gathers(self) -> bool: ...
+    @property
+    def sums_first(self) -> bool: ...
+    @property
+    def keeps_state(self) -> bool: ...
+    @property
+    def codes_rows(self) -> bool: ...
+    @property
+    def gives_up(self) -> str: ...
 
     def travels_as(self, dtype: str) -> str:
         """The type as which numbers of a type travel where they are summed, or are rows: "float32" and so on."""
@@ -53,7 +61,8 @@ class Compressor(Protocol):
         ...
 
 
-_MEMBERS = ("gathers", "sums_first", "keeps_state", "codes_rows", "gives_up", "travels_as", "wire_bytes")
+_FACTS = ("passes_through", "gathers", "sums_first", "keeps_state", "codes_rows", "gives_up")
+_MEMBERS = (*_FACTS, "travels_as", "wire_bytes")
 """What every compressor's class has."""
 
 
@@ -61,6 +70,7 @@ _MEMBERS = ("gathers", "sums_first", "keeps_state", "codes_rows", "gives_up", "t
 class NoneCompressor:
     """Gradients travel as they are."""
 
+    passes_through: ClassVar[bool] = True
     gathers: ClassVar[bool] = False
     sums_first: ClassVar[bool] = False
     keeps_state: ClassVar[bool] = False
@@ -91,6 +101,7 @@ class HorovodCompressor:
         StrategyError: there is no such type.
     """
 
+    passes_through: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
     sums_first: ClassVar[bool] = False
     keeps_state: ClassVar[bool] = False
@@ -139,6 +150,7 @@ class PowerSGDCompressor:
         StrategyError: the rank is not 1 at least.
     """
 
+    passes_through: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
     sums_first: ClassVar[bool] = True
     keeps_state: ClassVar[bool] = True
@@ -149,7 +161,7 @@ class PowerSGDCompressor:
 
     def __post_init__(self) -> None:
         if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
-            raise StrategyError(f"rank of PowerSGDCompressor must be an integer >= 1; got {self.rank!r}")
+            raise StrategyError(f"rank of PowerSGDCompressor must be an integer >= 1; got {shown(self.rank)}")
 
     def factors(self, shape: tuple[int, ...], item: int) -> tuple[int, int, int] | None:
         """The rows and columns of the matrix, and the width of its factors; None: it travels as it is."""
@@ -190,6 +202,7 @@ class TopKCompressor:
         StrategyError: a parameter is out of its range.
     """
 
+    passes_through: ClassVar[bool] = False
     gathers: ClassVar[bool] = True
     sums_first: ClassVar[bool] = False
     keeps_state: ClassVar[bool] = True
@@ -203,9 +216,9 @@ class TopKCompressor:
 
     def __post_init__(self) -> None:
         if isinstance(self.ratio, bool) or not isinstance(self.ratio, int | float) or not 0 < self.ratio <= 1:
-            raise StrategyError(f"ratio of TopKCompressor is more than 0 and at most 1; got {self.ratio!r}")
+            raise StrategyError(f"ratio of TopKCompressor is more than 0 and at most 1; got {shown(self.ratio)}")
         if isinstance(self.momentum, bool) or not isinstance(self.momentum, int | float) or not 0 <= self.momentum < 1:
-            raise StrategyError(f"momentum of TopKCompressor is at least 0 and less than 1; got {self.momentum!r}")
+            raise StrategyError(f"momentum of TopKCompressor is at least 0 and less than 1; got {shown(self.momentum)}")
         object.__setattr__(self, "ratio", float(self.ratio))
         object.__setattr__(self, "momentum", float(self.momentum))
 
@@ -237,6 +250,7 @@ class Int8Compressor:
         StrategyError: a block is no multiple of 4.
     """
 
+    passes_through: ClassVar[bool] = False
     gathers: ClassVar[bool] = True
     sums_first: ClassVar[bool] = False
     keeps_state: ClassVar[bool] = True
@@ -248,7 +262,9 @@ class Int8Compressor:
     def __post_init__(self) -> None:
         is_integer = isinstance(self.block, int) and not isinstance(self.block, bool)
         if not is_integer or self.block < _LEAST_BLOCK or self.block % _LEAST_BLOCK:
-            raise StrategyError(f"block of Int8Compressor must be a multiple of {_LEAST_BLOCK}; got {self.block!r}")
+            raise StrategyError(
+                f"block of Int8Compressor must be a multiple of {_LEAST_BLOCK}; got {shown(self.block)}"
+            )
 
     def travels_as(self, dtype: str) -> str:
         """See Compressor."""
@@ -273,67 +289,123 @@ COMPRESSORS: Mapping[str, type[Compressor]] = {
 }
 """Those that are built in."""
 
-
-def canonical(text: str, what: str) -> str:
-    """The one text that stands for a compressor: its name, and the parameters that differ from their defaults.
-
-    Raises:
-        StrategyError: as `compressor_of`.
-    """
-    compressor = compressor_of(text, what)
-    name, arguments = parse_call(text, "a compressor")
-    if is_dataclass(compressor):
-        defaults = {one.name: one.default for one in fields(compressor)}
-        arguments = {one: getattr(compressor, one) for one in defaults if getattr(compressor, one) != defaults[one]}
-    given = ", ".join(f"{one}={value!r}" for one, value in arguments.items())
-    return f"{name}({given})" if given else name
+PLUGINS = Registry("compressor", "autodist_py.compressors", {name: f"{__name__}:{name}" for name in COMPRESSORS})
 
 
-def compressor_of(text: str, what: str) -> Compressor:
-    """The compressor that `text` names; `what` says whose it is, such as "compressor of AllReduce".
+def compressor_of(given: Compressor | str, what: str) -> Compressor:
+    """The compressor that is given, or that a text names; `what` says whose it is, such as "compressor of AllReduce".
 
     Raises:
-        StrategyError: there is no such compressor or parameter, or the parameter is out of its range.
+        StrategyError: there is no such compressor or parameter, a parameter is out of its range, or the workers could
+            not be told of it, as no text names it.
     """
-    if not isinstance(text, str):
-        raise StrategyError(f"{what} is a text, such as 'HorovodCompressor'; got {text!r}")
-    name, arguments = parse_call(text, "a compressor")
-    kind = _find(name, what)
-    if not isinstance(kind, type) or not all(hasattr(kind, member) for member in _MEMBERS):  # Before it is called.
-        raise StrategyError(
-            f"{what}: {name} is no compressor, a class that has {', '.join(_MEMBERS[:-2])}, travels_as(dtype) and "
-            "wire_bytes(shape, item)"
-        )
-    compressor: Compressor = construct(kind, name, arguments, "compressor")
+    try:
+        if isinstance(given, type):
+            raise StrategyError(f"a compressor is a value; got the class {given.__name__}; write {given.__name__}()")
+        if not isinstance(given, str):
+            _require_compressor(type(given), shown(given))
+            _require_value(given)
+            return given
+        # What a module of the user's own is asked for may change in a session, and is looked up each time.
+        compressor = _made(given) if ":" in given else _made_once(given)
+        if ":" in given:
+            _require_value(compressor)
+    except StrategyError as error:
+        raise StrategyError(f"{what}: {error}") from error
     return compressor
 
 
-def require_registered(name: str, what: str) -> None:
-    """Refuse `module:Name`: a file, or a message, may name only what is built in or an installed package registered.
+def text_of(compressor: Compressor) -> str:
+    """The one text that names an equal compressor: its name, and the parameters that differ from their defaults.
 
     Raises:
-        StrategyError: the name has a module; it would be imported, and run.
+        StrategyError: as `call_of`.
     """
-    if ":" in name:
+    name, arguments = call_of(compressor)
+    return f"{name}({arguments})" if arguments else name
+
+
+def call_of(compressor: Compressor) -> tuple[str, str]:
+    """The name by which a text names the compressor, and the parameters that differ from their defaults, as text.
+
+    Raises:
+        StrategyError: a parameter is no literal, or no text can name the class.
+    """
+    kind = type(compressor)
+    differing = []
+    for name, default in _defaults(kind).items():
+        value = getattr(compressor, name)
+        if value != default:
+            differing.append(f"{name}={_literal(kind, name, value)}")
+    return _name_of(kind), ", ".join(differing)
+
+
+def _literal(kind: type[Any], name: str, value: object) -> str:
+    if not _is_literal(value):
         raise StrategyError(
-            f"{what} is read from a file, which names a compressor that is built in, or that an installed package has "
-            f"registered under the entry points {ENTRY_POINT_GROUP}; got {name!r}. Register it, or give it to a "
-            "strategy builder in your own code"
+            "a parameter of a compressor is a number, a text, None or a tuple of these, as workers are sent it as "
+            f"text; got {name}={shown(value)} of {kind.__name__}"
+        )
+    return repr(value)
+
+
+def _is_literal(value: object) -> bool:
+    """Whether equal values have equal texts, in every process, and the text is short."""
+    if isinstance(value, tuple):
+        return all(map(_is_literal, value))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return type(value) in (int, bool, str, type(None)) and is_writable(value)
+
+
+def _require_value(compressor: Compressor) -> None:
+    """Refuse a compressor that the workers could not be told of: what its text makes is another, or none.
+
+    Raises:
+        StrategyError: as `call_of`; or it has no hash, is not equal to what its text makes, or a fact of another type.
+    """
+    text = text_of(compressor)
+    if type(compressor) in COMPRESSORS.values():
+        return
+    try:
+        is_same = hash(compressor) == hash(_made(text)) and _made(text) == compressor
+    except TypeError:
+        is_same = False
+    if not is_same:
+        raise StrategyError(
+            f"a compressor is equal to another one of the same parameters, and has their hash, as a frozen dataclass "
+            f"with eq=True is; {text} is not. Leave eq and unsafe_hash out"
         )
 
 
-def _find(name: str, what: str) -> Any:
-    if name in COMPRESSORS:
-        return COMPRESSORS[name]
-    location = name
-    if ":" not in name:
-        registered = {one.name: one.value for one in entry_points(group=ENTRY_POINT_GROUP)}
-        if name not in registered:
-            known = [*COMPRESSORS, *sorted(registered)]
-            raise StrategyError(f"{what} must be one of {', '.join(known)}, or module:Name; got {name!r}")
-        location = registered[name]
-    module, _, attribute = location.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise StrategyError(f"{what}: compressor {location!r} cannot be imported: {error}") from error
+@functools.lru_cache(maxsize=256)
+def _defaults(kind: type[Any]) -> Mapping[str, object]:
+    return {one.name: one.default for one in fields(kind) if one.init}
+
+
+@functools.lru_cache(maxsize=256)
+def _name_of(kind: type[Any]) -> str:
+    return PLUGINS.name_of(kind)
+
+
+def _made(text: str) -> Compressor:
+    name, arguments = parse_call(text, "a compressor")
+    return cast(Compressor, PLUGINS.make(name, arguments, _require_compressor))
+
+
+_made_once = functools.lru_cache(maxsize=256)(_made)
+"""Strategies have a synchronizer for each of thousands of variables, and few compressors."""
+
+
+def _require_compressor(kind: Any, name: str) -> None:
+    """Refuse what is no compressor's class.
+
+    Raises:
+        StrategyError: it is another class, or none.
+    """
+    is_value = isinstance(kind, type) and is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    if not is_value or not all(hasattr(kind, member) for member in _MEMBERS):
+        raise StrategyError(
+            f"{name} is no compressor, a frozen dataclass that has {', '.join(_FACTS)}, travels_as(dtype) "
+            "and wire_bytes(shape, item)"
+        )

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#autodist_py/proto/coordinator.proto\x12\x0e\x61utodist.proto\"c\n\x0bJoinRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0e\n\x06server\x18\x02 \x01(\t\x12\x1d\n\x15resources_fingerprint\x18\x03 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x04 \x01(\x01\":\n\tJoinReply\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x03\x12\x0f\n\x07servers\x18\x03 \x03(\t\"\xa4\x01\n\x0f\x45xchangeRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x32\n\x04kind\x18\x03 \x01(\x0e\x32$.autodist.proto.ExchangeRequest.Kind\x12\r\n\x05value\x18\x04 \x01(\x0c\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\"\x1a\n\x04Kind\x12\t\n\x05\x43HIEF\x10\x00\x12\x07\n\x03\x41LL\x10\x01\"y\n\rExchangeReply\x12\x39\n\x06values\x18\x01 \x03(\x0b\x32).autodist.proto.ExchangeReply.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"a\n\x0bHearRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x10\n\x08position\x18\x04 \x01(\x05\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\"-\n\tHearReply\x12\x11\n\tannounced\x18\x01 \x01(\x08\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x82\x01\n\x10HeartbeatRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x15\n\rlimit_seconds\x18\x03 \x01(\x01\x12\x10\n\x08waits_in\x18\x04 \x01(\t\x12\x15\n\rstep_together\x18\x05 \x01(\x03\x12\x12\n\nstopped_in\x18\x06 \x01(\t\"R\n\x0eHeartbeatReply\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\x12\x0c\n\x04lost\x18\x03 \x03(\x05\x12\x11\n\tsuspicion\x18\x04 \x01(\t\"I\n\x0c\x41\x62ortRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\r\n\x05\x65vent\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\"\x1b\n\nAbortReply\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\"*\n\x0cLeaveRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04step\x18\x02 \x01(\x03\"\x0c\n\nLeaveReply2\xb2\x03\n\x0b\x43oordinator\x12>\n\x04Join\x12\x1b.autodist.proto.JoinRequest\x1a\x19.autodist.proto.JoinReply\x12N\n\x08\x45xchange\x12\x1f.autodist.proto.ExchangeRequest\x1a\x1d.autodist.proto.ExchangeReply(\x01\x30\x01\x12M\n\tHeartbeat\x12 .autodist.proto.HeartbeatRequest\x1a\x1e.autodist.proto.HeartbeatReply\x12>\n\x04Hear\x12\x1b.autodist.proto.HearRequest\x1a\x19.autodist.proto.HearReply\x12\x41\n\x05\x41\x62ort\x12\x1c.autodist.proto.AbortRequest\x1a\x1a.autodist.proto.AbortReply\x12\x41\n\x05Leave\x12\x1c.autodist.proto.LeaveRequest\x1a\x1a.autodist.proto.LeaveReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#autodist_py/proto/coordinator.proto\x12\x0e\x61utodist.proto\"R\n\x0bJoinRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0e\n\x06server\x18\x02 \x01(\t\x12\x0c\n\x04spec\x18\x03 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x04 \x01(\x01\":\n\tJoinReply\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x03\x12\x0f\n\x07servers\x18\x03 \x03(\t\"\xa4\x01\n\x0f\x45xchangeRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x32\n\x04kind\x18\x03 \x01(\x0e\x32$.autodist.proto.ExchangeRequest.Kind\x12\r\n\x05value\x18\x04 \x01(\x0c\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\"\x1a\n\x04Kind\x12\t\n\x05\x43HIEF\x10\x00\x12\x07\n\x03\x41LL\x10\x01\"y\n\rExchangeReply\x12\x39\n\x06values\x18\x01 \x03(\x0b\x32).autodist.proto.ExchangeReply.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"a\n\x0bHearRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x10\n\x08position\x18\x04 \x01(\x05\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\"-\n\tHearReply\x12\x11\n\tannounced\x18\x01 \x01(\x08\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x82\x01\n\x10HeartbeatRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x15\n\rlimit_seconds\x18\x03 \x01(\x01\x12\x10\n\x08waits_in\x18\x04 \x01(\t\x12\x15\n\rstep_together\x18\x05 \x01(\x03\x12\x12\n\nstopped_in\x18\x06 \x01(\t\"R\n\x0eHeartbeatReply\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\x12\x0c\n\x04lost\x18\x03 \x03(\x05\x12\x11\n\tsuspicion\x18\x04 \x01(\t\"I\n\x0c\x41\x62ortRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\r\n\x05\x65vent\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\"\x1b\n\nAbortReply\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\"*\n\x0cLeaveRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04step\x18\x02 \x01(\x03\"\x0c\n\nLeaveReply2\xb2\x03\n\x0b\x43oordinator\x12>\n\x04Join\x12\x1b.autodist.proto.JoinRequest\x1a\x19.autodist.proto.JoinReply\x12N\n\x08\x45xchange\x12\x1f.autodist.proto.ExchangeRequest\x1a\x1d.autodist.proto.ExchangeReply(\x01\x30\x01\x12M\n\tHeartbeat\x12 .autodist.proto.HeartbeatRequest\x1a\x1e.autodist.proto.HeartbeatReply\x12>\n\x04Hear\x12\x1b.autodist.proto.HearRequest\x1a\x19.autodist.proto.HearReply\x12\x41\n\x05\x41\x62ort\x12\x1c.autodist.proto.AbortRequest\x1a\x1a.autodist.proto.AbortReply\x12\x41\n\x05Leave\x12\x1c.autodist.proto.LeaveRequest\x1a\x1a.autodist.proto.LeaveReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,33 +34,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXCHANGEREPLY_VALUESENTRY']._loaded_options = None
   _globals['_EXCHANGEREPLY_VALUESENTRY']._serialized_options = b'8\001'
   _globals['_JOINREQUEST']._serialized_start=55
-  _globals['_JOINREQUEST']._serialized_end=154
-  _globals['_JOINREPLY']._serialized_start=156
-  _globals['_JOINREPLY']._serialized_end=214
-  _globals['_EXCHANGEREQUEST']._serialized_start=217
-  _globals['_EXCHANGEREQUEST']._serialized_end=381
-  _globals['_EXCHANGEREQUEST_KIND']._serialized_start=355
-  _globals['_EXCHANGEREQUEST_KIND']._serialized_end=381
-  _globals['_EXCHANGEREPLY']._serialized_start=383
-  _globals['_EXCHANGEREPLY']._serialized_end=504
-  _globals['_EXCHANGEREPLY_VALUESENTRY']._serialized_start=459
-  _globals['_EXCHANGEREPLY_VALUESENTRY']._serialized_end=504
-  _globals['_HEARREQUEST']._serialized_start=506
-  _globals['_HEARREQUEST']._serialized_end=603
-  _globals['_HEARREPLY']._serialized_start=605
-  _globals['_HEARREPLY']._serialized_end=650
-  _globals['_HEARTBEATREQUEST']._serialized_start=653
-  _globals['_HEARTBEATREQUEST']._serialized_end=783
-  _globals['_HEARTBEATREPLY']._serialized_start=785
-  _globals['_HEARTBEATREPLY']._serialized_end=867
-  _globals['_ABORTREQUEST']._serialized_start=869
-  _globals['_ABORTREQUEST']._serialized_end=942
-  _globals['_ABORTREPLY']._serialized_start=944
-  _globals['_ABORTREPLY']._serialized_end=971
-  _globals['_LEAVEREQUEST']._serialized_start=973
-  _globals['_LEAVEREQUEST']._serialized_end=1015
-  _globals['_LEAVEREPLY']._serialized_start=1017
-  _globals['_LEAVEREPLY']._serialized_end=1029
-  _globals['_COORDINATOR']._serialized_start=1032
-  _globals['_COORDINATOR']._serialized_end=1466
+  _globals['_JOINREQUEST']._serialized_end=137
+  _globals['_JOINREPLY']._serialized_start=139
+  _globals['_JOINREPLY']._serialized_end=197
+  _globals['_EXCHANGEREQUEST']._serialized_start=200
+  _globals['_EXCHANGEREQUEST']._serialized_end=364
+  _globals['_EXCHANGEREQUEST_KIND']._serialized_start=338
+  _globals['_EXCHANGEREQUEST_KIND']._serialized_end=364
+  _globals['_EXCHANGEREPLY']._serialized_start=366
+  _globals['_EXCHANGEREPLY']._serialized_end=487
+  _globals['_EXCHANGEREPLY_VALUESENTRY']._serialized_start=442
+  _globals['_EXCHANGEREPLY_VALUESENTRY']._serialized_end=487
+  _globals['_HEARREQUEST']._serialized_start=489
+  _globals['_HEARREQUEST']._serialized_end=586
+  _globals['_HEARREPLY']._serialized_start=588
+  _globals['_HEARREPLY']._serialized_end=633
+  _globals['_HEARTBEATREQUEST']._serialized_start=636
+  _globals['_HEARTBEATREQUEST']._serialized_end=766
+  _globals['_HEARTBEATREPLY']._serialized_start=768
+  _globals['_HEARTBEATREPLY']._serialized_end=850
+  _globals['_ABORTREQUEST']._serialized_start=852
+  _globals['_ABORTREQUEST']._serialized_end=925
+  _globals['_ABORTREPLY']._serialized_start=927
+  _globals['_ABORTREPLY']._serialized_end=954
+  _globals['_LEAVEREQUEST']._serialized_start=956
+  _globals['_LEAVEREQUEST']._serialized_end=998
+  _globals['_LEAVEREPLY']._serialized_start=1000
+  _globals['_LEAVEREPLY']._serialized_end=1012
+  _globals['_COORDINATOR']._serialized_start=1015
+  _globals['_COORDINATOR']._serialized_end=1449
 # @@protoc_insertion_point(module_scope)

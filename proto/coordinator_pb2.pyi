@@ -8,16 +8,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("rank", "server", "resources_fingerprint", "timeout_seconds")
+    __slots__ = ("rank", "server", "spec", "timeout_seconds")
     RANK_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
-    RESOURCES_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     server: str
-    resources_fingerprint: str
+    spec: str
     timeout_seconds: float
-    def __init__(self, rank: _Optional[int] = ..., server: _Optional[str] = ..., resources_fingerprint: _Optional[str] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., server: _Optional[str] = ..., spec: _Optional[str] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("run_id", "seed", "servers")

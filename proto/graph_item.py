@@ -8,14 +8,14 @@ stand here, as their invariants are about one another.
 import math
 import os
 import reprlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from google.protobuf.any_pb2 import Any
 
 from autodist_py.proto import graphitem_pb2 as pb
 from autodist_py.proto import wire
-from autodist_py.proto.arguments import checked
+from autodist_py.proto.arguments import check_fields, checked
 from autodist_py.proto.checks import require_member, require_unique
 from autodist_py.proto.dtypes import ITEM_SIZES
 from autodist_py.proto.errors import GraphItemError
@@ -49,6 +49,7 @@ class Variable:
     definition: bytes = b""
 
     def __post_init__(self) -> None:
+        check_fields(self, error=GraphItemError)
         _require_name(self.name, "a variable's name")
         require_member(self.aggregation, AGGREGATIONS, f"aggregation of variable {self.name!r}", error=GraphItemError)
         if len(self.shape) > _MOST_AXES or any(size < 0 for size in self.shape) or self.num_elements > _MOST_ELEMENTS:
@@ -88,6 +89,7 @@ class Gradient:
     in_parts: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self, error=GraphItemError)
         require_member(self.indices, INDICES, f"indices of the gradient of {self.variable!r}", error=GraphItemError)
         if (self.indices and not self.is_sparse) or (self.rows is not None and self.indices != "same"):
             raise GraphItemError(
@@ -136,6 +138,7 @@ class Input:
     kind: str = "feed"
 
     def __post_init__(self) -> None:
+        check_fields(self, error=GraphItemError)
         _require_name(self.name, "an input's name")
         require_member(self.kind, INPUT_KINDS, f"kind of input {self.name!r}", error=GraphItemError)
         if self.batched and self.shape == ():
@@ -156,6 +159,7 @@ class Output:
     reduction: str = ""
 
     def __post_init__(self) -> None:
+        check_fields(self, error=GraphItemError)
         _require_name(self.tensor, "an output's tensor name")
         require_member(self.reduction, OUTPUT_REDUCTIONS, f"reduction of output {self.tensor!r}", error=GraphItemError)
 
@@ -177,6 +181,7 @@ class Statistic:
     reduction: str
 
     def __post_init__(self) -> None:
+        check_fields(self, error=GraphItemError)
         _require_name(self.tensor, "a statistic's tensor name")
         require_member(
             self.reduction, STATISTIC_REDUCTIONS, f"reduction of statistic {self.tensor!r}", error=GraphItemError
@@ -223,19 +228,32 @@ class GraphItem:
     inseparable_ops: tuple[str, ...] = ()
     normalizing_ops: tuple[str, ...] = ()
     mixtures: tuple[str, ...] = ()
+    _by_name: Mapping[str, Variable] = field(init=False, repr=False, compare=False)
+    _gradients_of: Mapping[str, tuple[Gradient, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_fields(self, error=GraphItemError)
         require_member(self.loss_reduction, LOSS_REDUCTIONS, "loss_reduction", error=GraphItemError)
         _require_unique((variable.name for variable in self.variables), "variable")
         _require_unique((one.name for one in self.inputs), "input")
         _require_unique((one.tensor for one in self.statistics), "statistic")
         _require_unique((f"{gradient.key} of {gradient.variable}" for gradient in self.gradients), "gradient")
-        known = {variable.name for variable in self.variables}
+        known = {variable.name: variable for variable in self.variables}
+        object.__setattr__(self, "_by_name", known)
+        found: dict[str, list[Gradient]] = {}
+        for gradient in self.gradients:
+            found.setdefault(gradient.variable, []).append(gradient)
+        object.__setattr__(self, "_gradients_of", {name: tuple(those) for name, those in found.items()})
         for gradient in self.gradients:
             if gradient.variable not in known:
                 raise GraphItemError(
                     f"gradient {gradient.key!r} is of variable {gradient.variable!r}, which the graph item lacks; "
                     f"{known_names(gradient.variable, known)}"
+                )
+            if gradient.is_sparse and not known[gradient.variable].shape:
+                raise GraphItemError(
+                    f"a sparse gradient is of rows, and variable {gradient.variable!r} has none: it is a scalar; "
+                    f"got {gradient.key!r}. Give it a dense one: the name of one tensor"
                 )
 
     @property
@@ -261,11 +279,13 @@ class GraphItem:
         Raises:
             GraphItemError: there is none.
         """
-        for variable in self.variables:
-            if variable.name == name:
-                return variable
-        names = [variable.name for variable in self.variables]
-        raise GraphItemError(f"the graph item has no variable {name!r}; {known_names(name, names)}")
+        if name in self._by_name:
+            return self._by_name[name]
+        raise GraphItemError(f"the graph item has no variable {name!r}; {known_names(name, self._by_name)}")
+
+    def gradients_of(self, name: str) -> tuple[Gradient, ...]:
+        """The gradients of the variable of that name, in order of recording."""
+        return self._gradients_of.get(name, ())
 
     def reduction_of(self, gradient: Gradient) -> str:
         """How the gradient's loss combines examples, "mean" or "sum"."""

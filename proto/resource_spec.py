@@ -1,7 +1,7 @@
 """`ResourceSpec`: on what it is trained. The nodes, their devices, and how to reach them.
 
-It owns the value, its rules, its wire and text forms; `autodist_py.resources` reads the YAML that users write. Its
-errors give the place as a path into that YAML, such as `nodes[1].gpus`.
+It owns the value, its rules, its wire and text forms; `autodist_py.config.resource_spec` reads the YAML that users
+write. Its errors give the place as a path into that YAML, such as `nodes[1].gpus`.
 """
 
 import ipaddress
@@ -18,7 +18,7 @@ from autodist_py.proto import wire
 from autodist_py.proto.arguments import check_fields, checked
 from autodist_py.proto.checks import MAX_INT32
 from autodist_py.proto.errors import ResourceSpecError
-from autodist_py.proto.text import count, known_names, short, table
+from autodist_py.proto.text import count, known_names, short, shown, table
 
 YAML_SUFFIXES = (".yml", ".yaml")
 
@@ -217,7 +217,7 @@ class ResourceSpec:
         )
 
     def to_yaml(self) -> str:
-        """The YAML that `autodist_py.resources` reads back as an equal spec; what is empty is left out."""
+        """The YAML that `autodist_py.config.resource_spec` reads back as an equal spec; what is empty is left out."""
         content: dict[str, object] = wire.to_plain(self.to_proto())
         return str(yaml.safe_dump(content, sort_keys=False))
 
@@ -232,7 +232,7 @@ class ResourceSpec:
     @classmethod
     @checked("path", error=ResourceSpecError)
     def load(cls, path: str | os.PathLike[str]) -> "ResourceSpec":
-        """The spec that `save` wrote as binary or JSON; YAML is for `autodist_py.resources.load_resource_spec`."""
+        """The spec that `save` wrote as binary or JSON; YAML is for `load_resource_spec`."""
         return cls.from_proto(wire.load(pb.ResourceSpec, path, error=ResourceSpecError, most_bytes=MOST_BYTES))
 
     def __str__(self) -> str:
@@ -255,7 +255,7 @@ class ResourceSpec:
 
 def problem(path: str, value: object, rule: str, fix: str) -> ResourceSpecError:
     """The error for the value at a path into the YAML: the rule it breaks, and what to do."""
-    return ResourceSpecError(f"{path}: {rule}; got {value!r}; {fix}")
+    return ResourceSpecError(f"{path}: {rule}; got {shown(value)}; {fix}")
 
 
 # -- The rules --------------------------------------------------------------------------------------------------------
@@ -299,10 +299,16 @@ def _is_address(text: str) -> bool:
     # A name must not start with `-`, which ssh would take for an option.
     if re.fullmatch(r"\w[\w.-]*", text):
         return True
+    address, _, zone = text.partition("%")
     try:
-        return bool(ipaddress.ip_address(text))
+        ipaddress.ip_address(address)
     except ValueError:
         return False
+    return address == text or re.fullmatch(r"[\w.-]+", zone) is not None
+
+
+_NO_USERNAME = re.compile(r"""-|.*[\s'"`;&<>|(){}]|.*\\$""", re.DOTALL)
+"""How a name begins that is no user's: a shell would read commands in it, as ssh's configuration may give it to one."""
 
 
 def _wrong_indices(indices: Iterable[int]) -> Iterator[tuple[int, int]]:
@@ -329,6 +335,9 @@ def _check_ssh(nodes: tuple[NodeSpec, ...], groups: Mapping[str, SSHConfig]) -> 
             raise problem("ssh", name, "an entry of `ssh` has a name", "write one of your choice")
         if not 0 < config.port < 65536:
             raise problem(f"ssh.{name}.port", config.port, "a port is between 1 and 65535", "22 is the usual one")
+        if _NO_USERNAME.match(config.username):
+            rule = "a username has no spaces, quotes, brackets or signs of a shell, and begins with no `-`"
+            raise problem(f"ssh.{name}.username", config.username, rule, "write the login name on that node")
         for variable, value in config.shared_envs:
             if not re.fullmatch(r"[A-Za-z_]\w*", variable, re.ASCII):
                 rule = "the name of a variable has letters, digits and underscores, and begins with no digit"

@@ -7,16 +7,23 @@ the resources is asked in `strategy_builders.validation`; what a synchronizer do
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from autodist_py.proto import strategy_pb2 as pb
 from autodist_py.proto import wire
-from autodist_py.proto.arguments import checked
+from autodist_py.proto.arguments import check_fields, checked
 from autodist_py.proto.checks import require_unique
+from autodist_py.proto.compressors import text_of
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Variable
-from autodist_py.proto.synchronizers import AllReduceSynchronizer, Pace, PSSynchronizer, Synchronizer
+from autodist_py.proto.synchronizers import (
+    KINDS,
+    AllReduceSynchronizer,
+    Consistency,
+    Synchronizer,
+    require_synchronizer,
+)
 from autodist_py.proto.text import count, known_names, short, some, table
 
 _MOST_BYTES = 64 << 20
@@ -31,7 +38,7 @@ def shard_name(name: str, index: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class VariableStrategy:
     """How one variable is trained: whole, by a synchronizer, or in shards, by one node per shard.
 
     A partitioner gives the number of shards per axis, such as `1,2,1`; one axis has more than one. `part_sizes` are
@@ -42,10 +49,12 @@ class Node:
     var_name: str
     synchronizer: Synchronizer | None
     partitioner: str = ""
-    part_config: tuple["Node", ...] = ()
+    part_config: tuple["VariableStrategy", ...] = ()
     part_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        check_fields(self, error=StrategyError, but=("synchronizer",))
+        require_synchronizer(self.synchronizer, f"synchronizer of variable {self.var_name!r}")
         if not self.var_name:
             raise StrategyError("a strategy's node needs the name of a variable, got ''")
         if self.synchronizer is None and not self.part_config:
@@ -84,7 +93,7 @@ class Node:
         *,
         sizes: Sequence[int] = (),
         whole: Synchronizer | None = None,
-    ) -> "Node":
+    ) -> "VariableStrategy":
         """The variable in a shard for each synchronizer, or whole, where it is one.
 
         Args:
@@ -111,12 +120,14 @@ class Node:
         return self.part_sizes or tuple(even + (index < more) for index in range(self.num_shards))
 
     @property
-    def shards(self) -> tuple["Node", ...]:
+    def shards(self) -> tuple["VariableStrategy", ...]:
         """How each shard is trained, named after the variable: `w/part_0` and so on; none where it is whole."""
         if self.num_shards == 1:
             return ()
         parts = self.part_config or (self,) * self.num_shards
-        return tuple(Node(shard_name(self.var_name, index), part.synchronizer) for index, part in enumerate(parts))
+        return tuple(
+            VariableStrategy(shard_name(self.var_name, index), part.synchronizer) for index, part in enumerate(parts)
+        )
 
     def shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """The shapes of the shards of a variable of that shape."""
@@ -161,11 +172,14 @@ class Strategy:
         StrategyError: parts contradict each other.
     """
 
-    node_config: tuple[Node, ...]
+    node_config: tuple[VariableStrategy, ...]
     replicas: tuple[str, ...]
     path: str = ""
+    _by_name: Mapping[str, VariableStrategy] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_fields(self, error=StrategyError)
+        object.__setattr__(self, "_by_name", {node.var_name: node for node in self.node_config})
         if not self.replicas:
             raise StrategyError("a strategy needs a device for at least one replica, such as '127.0.0.1:CPU:0'")
         require_unique(
@@ -178,42 +192,42 @@ class Strategy:
         """sha256 of what the strategy says, as hexadecimal digits: equal strategies have equal ids."""
         return wire.content_hash(self._anonymous_proto())
 
-    def node(self, var_name: str) -> Node:
+    def node(self, var_name: str) -> VariableStrategy:
         """The node of that variable.
 
         Raises:
             StrategyError: there is none.
         """
-        for node in self.node_config:
-            if node.var_name == var_name:
-                return node
-        names = [node.var_name for node in self.node_config]
-        raise StrategyError(f"the strategy says nothing of variable {var_name!r}; {known_names(var_name, names)}")
+        if var_name in self._by_name:
+            return self._by_name[var_name]
+        raise StrategyError(
+            f"the strategy says nothing of variable {var_name!r}; {known_names(var_name, self._by_name)}"
+        )
 
     @property
-    def pace(self) -> Pace:
+    def consistency(self) -> Consistency:
         """How far apart workers may be.
 
         Raises:
             StrategyError: variables differ in it; collectives, which AllReduce uses, keep workers together.
         """
-        paces: dict[Pace, str] = {}
+        consistencies: dict[Consistency, str] = {}
         for node in self.node_config:
             for one in node.every_synchronizer:
-                paces.setdefault(one.pace if isinstance(one, PSSynchronizer) else Pace(), node.var_name)
-        if len(paces) > 1:
-            (first, variable), (second, other), *_ = paces.items()
+                consistencies.setdefault(one.consistency, node.var_name)
+        if len(consistencies) > 1:
+            (first, variable), (second, other), *_ = consistencies.items()
             raise StrategyError(
                 "a worker takes its steps for all variables at once, so all have the same sync, staleness and "
-                f"replicas_to_aggregate (of AllReduce: {Pace()}). Variable {variable!r} has {first}, {other!r} {second}"
+                f"replicas_to_aggregate (of AllReduce: {Consistency()}). Variable {variable!r} has {first}, {other!r} "
+                f"{second}"
             )
-        return next(iter(paces), Pace())
+        return next(iter(consistencies), Consistency())
 
     @property
     def timeout_seconds(self) -> float:
         """How long a step may wait for a worker that is missing: the shortest that is asked for; 0: no limit."""
-        reducing = (one for node in self.node_config for one in node.every_synchronizer)
-        limits = [one.timeout_seconds for one in reducing if isinstance(one, AllReduceSynchronizer)]
+        limits = (one.timeout_seconds for node in self.node_config for one in node.every_synchronizer)
         return min(filter(None, limits), default=0.0)
 
     def to_proto(self) -> pb.Strategy:
@@ -294,7 +308,7 @@ class Strategy:
                 f"all_reduce_spec NCCL runs on GPUs only, not on {some(others)}: with AutoDist(strict=False) RING is "
                 f"used in its place, for {some(asking)}; else the program is refused"
             )
-        gathered = self._reduced(lambda one: one.spec in ("NCCL", "HOROVOD") and one.coded_by.gathers)
+        gathered = self._reduced(lambda one: one.spec in ("NCCL", "HOROVOD") and one.compressor.gathers)
         if gathered and self._num_workers > 1:
             found.append(
                 f"what the compressor of {some(gathered)} makes is gathered, not summed, and gathers are rings, "
@@ -307,7 +321,7 @@ class Strategy:
         return [
             node.var_name
             for node in self.node_config
-            if any(isinstance(one, AllReduceSynchronizer) and chosen(one) for one in node.every_synchronizer)
+            if any(one.as_all_reduce and chosen(one.as_all_reduce) for one in node.every_synchronizer)
         ]
 
     @property
@@ -325,27 +339,23 @@ class Strategy:
         return "\n".join(["gives up, compared with one device on the global batch:", *losses])
 
 
-def _node_to_proto(node: Node) -> pb.Strategy.Node:
+def _node_to_proto(node: VariableStrategy) -> pb.Strategy.Node:
     message = pb.Strategy.Node(
         var_name=node.var_name,
         partitioner=node.partitioner,
         part_config=[_node_to_proto(part) for part in node.part_config],
         part_sizes=node.part_sizes,
     )
-    if isinstance(node.synchronizer, PSSynchronizer):
-        message.PSSynchronizer.CopyFrom(node.synchronizer.to_proto())
-    elif isinstance(node.synchronizer, AllReduceSynchronizer):
-        message.AllReduceSynchronizer.CopyFrom(node.synchronizer.to_proto())
+    if node.synchronizer is not None:
+        own = node.synchronizer.to_proto()
+        getattr(message, own.DESCRIPTOR.name).CopyFrom(own)
     return message
 
 
-def _node_from_proto(message: pb.Strategy.Node, *, is_own: bool) -> Node:
-    synchronizer: Synchronizer | None = None
-    if message.HasField("PSSynchronizer"):
-        synchronizer = PSSynchronizer.from_proto(message.PSSynchronizer, is_own=is_own)
-    elif message.HasField("AllReduceSynchronizer"):
-        synchronizer = AllReduceSynchronizer.from_proto(message.AllReduceSynchronizer, is_own=is_own)
-    return Node(
+def _node_from_proto(message: pb.Strategy.Node, *, is_own: bool) -> VariableStrategy:
+    kind = message.WhichOneof("synchronizer")
+    synchronizer = None if kind is None else KINDS[kind].from_proto(getattr(message, kind), is_own=is_own)
+    return VariableStrategy(
         var_name=message.var_name,
         synchronizer=synchronizer,
         partitioner=message.partitioner,
@@ -354,37 +364,20 @@ def _node_from_proto(message: pb.Strategy.Node, *, is_own: bool) -> Node:
     )
 
 
-def _rows(node: Node, label: str) -> Iterator[tuple[object, ...]]:
+def _rows(node: VariableStrategy, label: str) -> Iterator[tuple[object, ...]]:
     synchronizer = node.synchronizer
     yield (
         label,
         synchronizer or "",
         "" if synchronizer is None else synchronizer.group,
-        "" if synchronizer is None else synchronizer.compressor.replace("NoneCompressor", ""),
+        "" if synchronizer is None or synchronizer.compressor.passes_through else text_of(synchronizer.compressor),
         f"{node.partitioner} ({', '.join(map(str, node.part_sizes))})" if node.part_sizes else node.partitioner,
     )
     for index, part in enumerate(node.part_config):
         yield from _rows(part, f"  shard {index}")
 
 
-def _given_up(node: Node, workers: int) -> tuple[str, ...]:
+def _given_up(node: VariableStrategy, workers: int) -> tuple[str, ...]:
     """What the node's synchronizers lose, each thing once."""
-    losses = (loss for synchronizer in node.synchronizers for loss in _losses(synchronizer, workers))
+    losses = (loss for synchronizer in node.synchronizers for loss in synchronizer.losses(workers))
     return tuple(dict.fromkeys(losses))
-
-
-def _losses(synchronizer: Synchronizer, workers: int) -> Iterator[str]:
-    compressor = synchronizer.coded_by
-    if compressor.gives_up:
-        yield compressor.gives_up
-    if not isinstance(synchronizer, PSSynchronizer):
-        return
-    if not synchronizer.sync:
-        yield "asynchronous: gradients are applied as they arrive, computed from older values"
-    if synchronizer.staleness:
-        yield f"staleness: a worker may run {count(synchronizer.staleness, 'step')} ahead of the slowest"
-    if 0 < synchronizer.replicas_to_aggregate < workers:
-        yield (
-            f"backup workers: an update waits for {count(synchronizer.replicas_to_aggregate, 'gradient')} "
-            f"of {workers} workers, and drops those that come later"
-        )

@@ -1,19 +1,102 @@
-"""The synchronizers of a strategy's variables, and the pace at which workers may go: values, and their wire forms."""
+"""The synchronizers of a strategy's variables, and how far apart workers may be: values, and their wire forms."""
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast, runtime_checkable
+
+from google.protobuf.message import Message
 
 from autodist_py.proto import synchronizers_pb2 as pb
+from autodist_py.proto.arguments import check_fields
 from autodist_py.proto.calls import split_call
 from autodist_py.proto.checks import require_flag, require_member, require_not_negative, require_seconds
-from autodist_py.proto.compressors import COMPRESSORS, Compressor, canonical, compressor_of, require_registered
+from autodist_py.proto.compressors import COMPRESSORS, PLUGINS, Compressor, NoneCompressor, call_of, compressor_of
 from autodist_py.proto.errors import StrategyError
+from autodist_py.proto.text import count, shown
 
 _COMPRESSOR_ENUM = pb.AllReduceSynchronizer.Compressor
 _OTHER = "OtherCompressor"
 _SPEC_ENUM = pb.AllReduceSynchronizer.Spec
 
 ALL_REDUCE_SPECS: tuple[str, ...] = tuple(_SPEC_ENUM.keys())
+
+
+@dataclass(frozen=True, slots=True)
+class Consistency:
+    """How far apart workers may be. As it is made, they take every step together.
+
+    Attributes:
+        sync: whether an update waits for the gradients of several workers, or of all.
+        staleness: how many steps a worker may have finished more than the slowest one.
+        replicas_to_aggregate: how many workers' gradients an update waits for, 0 for those of all.
+    """
+
+    sync: bool = True
+    staleness: int = 0
+    replicas_to_aggregate: int = 0
+
+    @property
+    def is_bsp(self) -> bool:
+        """Whether all workers take every step together."""
+        return self == Consistency()
+
+
+@runtime_checkable
+class Synchronizer(Protocol):
+    """How the replicas of one variable stay equal: a frozen dataclass.
+
+    A kind is lowered to one of the two that the kernel knows, collectives or servers. One of `as_all_reduce` and
+    `as_ps` says how, and the other is None.
+
+    Attributes:
+        compressor: how its gradients are coded on the wire.
+        group: gradients of one group travel together.
+        consistency: how far apart it lets workers be.
+        servers: the devices that hold the variable; none, where every replica does.
+        timeout_seconds: how long a step waits for a worker that is missing; 0: no limit.
+        as_all_reduce: the AllReduce by which gradients are summed.
+        as_ps: the server to which gradients are sent.
+    """
+
+    @property
+    def compressor(self) -> Compressor: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def consistency(self) -> Consistency: ...
+    @property
+    def servers(self) -> tuple[str, ...]: ...
+    @property
+    def timeout_seconds(self) -> float: ...
+    @property
+    def as_all_reduce(self) -> "AllReduceSynchronizer | None": ...
+    @property
+    def as_ps(self) -> "PSSynchronizer | None": ...
+
+    def with_groups_from(self, first: int) -> "Synchronizer":
+        """The same, where groups are counted from that number on."""
+        ...
+
+    def losses(self, workers: int) -> Iterator[str]:
+        """What it gives up on so many workers, compared with one device on the global batch, for people."""
+        ...
+
+    def to_proto(self) -> Message:
+        """The wire form: the message of a strategy's node that is named after its type."""
+        ...
+
+
+class _CompressorField:
+    """What a type checker sees of a field that is given as a text or a value, and holds the value.
+
+    At run time a slot is in its place, which `__post_init__` fills.
+    """
+
+    def __get__(self, instance: object, owner: type | None = None) -> Compressor:
+        return NoneCompressor()
+
+    def __set__(self, instance: object, value: Compressor | str) -> None:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +109,18 @@ class AllReduceSynchronizer:
     """
 
     spec: str = "AUTO"
-    compressor: str = "NoneCompressor"
+    compressor: _CompressorField = _CompressorField()
     group: int = 0
     bytes_per_pack: int = 0
     timeout_seconds: float = 0.0
     sparse_as_dense: bool | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self, error=StrategyError, but=("compressor",))
         require_member(self.spec, ALL_REDUCE_SPECS, "spec of an AllReduce synchronizer", error=StrategyError)
-        compressor = canonical(self.compressor, "compressor of an AllReduce synchronizer")
-        object.__setattr__(self, "compressor", compressor)  # Equal ones are written alike.
+        object.__setattr__(
+            self, "compressor", compressor_of(self.compressor, "compressor of an AllReduce synchronizer")
+        )
         for name in ("group", "bytes_per_pack"):
             require_not_negative(getattr(self, name), f"{name} of an AllReduce synchronizer", error=StrategyError)
         require_seconds(self.timeout_seconds, "timeout_seconds of an AllReduce synchronizer", error=StrategyError)
@@ -43,9 +128,32 @@ class AllReduceSynchronizer:
         require_flag(self.sparse_as_dense, "sparse_as_dense of an AllReduce synchronizer", error=StrategyError)
 
     @property
-    def coded_by(self) -> Compressor:
-        """The compressor itself."""
-        return compressor_of(self.compressor, "compressor of an AllReduce synchronizer")
+    def consistency(self) -> Consistency:
+        """Collectives keep workers together."""
+        return Consistency()
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """None: every replica holds the variable."""
+        return ()
+
+    @property
+    def as_all_reduce(self) -> "AllReduceSynchronizer":
+        """Itself."""
+        return self
+
+    @property
+    def as_ps(self) -> None:
+        """None."""
+
+    def with_groups_from(self, first: int) -> "AllReduceSynchronizer":
+        """See Synchronizer."""
+        return replace(self, group=first + self.group)
+
+    def losses(self, workers: int) -> Iterator[str]:
+        """See Synchronizer."""
+        if self.compressor.gives_up:
+            yield self.compressor.gives_up
 
     def to_proto(self) -> pb.AllReduceSynchronizer:
         """The wire form."""
@@ -78,26 +186,6 @@ class AllReduceSynchronizer:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """How far apart workers may be. As it is made, they take every step together.
-
-    Attributes:
-        sync: whether an update waits for the gradients of several workers, or of all.
-        staleness: how many steps a worker may have finished more than the slowest one.
-        replicas_to_aggregate: how many workers' gradients an update waits for, 0 for those of all.
-    """
-
-    sync: bool = True
-    staleness: int = 0
-    replicas_to_aggregate: int = 0
-
-    @property
-    def is_together(self) -> bool:
-        """Whether all workers take every step together."""
-        return self == Pace()
-
-
-@dataclass(frozen=True, slots=True)
 class PSSynchronizer:
     """The variable lives on a server, the reduction destination, such as `10.0.0.1:CPU:0`.
 
@@ -110,26 +198,58 @@ class PSSynchronizer:
     sync: bool = True
     staleness: int = 0
     replicas_to_aggregate: int = 0
-    compressor: str = "NoneCompressor"
+    compressor: _CompressorField = _CompressorField()
     group: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self, error=StrategyError, but=("compressor",))
         if not self.reduction_destination:
             raise StrategyError("a PS synchronizer needs a reduction_destination, such as '10.0.0.1:CPU:0'; got ''")
-        compressor = canonical(self.compressor, "compressor of a PS synchronizer")
-        object.__setattr__(self, "compressor", compressor)  # Equal ones are written alike.
+        object.__setattr__(self, "compressor", compressor_of(self.compressor, "compressor of a PS synchronizer"))
         for name in ("staleness", "replicas_to_aggregate", "group"):
             require_not_negative(getattr(self, name), f"{name} of a PS synchronizer", error=StrategyError)
 
     @property
-    def coded_by(self) -> Compressor:
-        """The compressor itself."""
-        return compressor_of(self.compressor, "compressor of a PS synchronizer")
+    def consistency(self) -> Consistency:
+        """How far apart it lets workers be."""
+        return Consistency(self.sync, self.staleness, self.replicas_to_aggregate)
 
     @property
-    def pace(self) -> Pace:
-        """How far apart it lets workers be."""
-        return Pace(self.sync, self.staleness, self.replicas_to_aggregate)
+    def servers(self) -> tuple[str, ...]:
+        """The one that holds the variable."""
+        return (self.reduction_destination,)
+
+    @property
+    def timeout_seconds(self) -> float:
+        """No limit of its own."""
+        return 0.0
+
+    @property
+    def as_all_reduce(self) -> None:
+        """None."""
+
+    @property
+    def as_ps(self) -> "PSSynchronizer":
+        """Itself."""
+        return self
+
+    def with_groups_from(self, first: int) -> "PSSynchronizer":
+        """The same: what one server is sent travels together, whatever else does."""
+        return self
+
+    def losses(self, workers: int) -> Iterator[str]:
+        """See Synchronizer."""
+        if self.compressor.gives_up:
+            yield self.compressor.gives_up
+        if not self.sync:
+            yield "asynchronous: gradients are applied as they arrive, computed from older values"
+        if self.staleness:
+            yield f"staleness: a worker may run {count(self.staleness, 'step')} ahead of the slowest"
+        if 0 < self.replicas_to_aggregate < workers:
+            yield (
+                f"backup workers: an update waits for {count(self.replicas_to_aggregate, 'gradient')} "
+                f"of {workers} workers, and drops those that come later"
+            )
 
     def to_proto(self) -> pb.PSSynchronizer:
         """The wire form."""
@@ -169,9 +289,9 @@ def _enum_name(enum: Any, number: int) -> str:
     return str(enum.Name(number))
 
 
-def _compressor_fields(text: str) -> tuple[str, str, str]:
+def _compressor_fields(compressor: Compressor) -> tuple[str, str, str]:
     """A compressor's name in the enum, its own where it has none there, and its arguments."""
-    name, arguments = split_call(text, "a compressor")
+    name, arguments = call_of(compressor)
     return (name, "", arguments) if name in COMPRESSORS else (_OTHER, name, arguments)
 
 
@@ -180,9 +300,33 @@ def _compressor(message: pb.AllReduceSynchronizer | pb.PSSynchronizer, whose: st
     name = message.compressor_name if name == _OTHER else name
     text = f"{name}({message.compressor_arguments})" if message.compressor_arguments else name
     if not is_own:
-        require_registered(split_call(text, "a compressor")[0], f"compressor of {whose} synchronizer")
+        PLUGINS.require_registered(split_call(text, "a compressor")[0], f"compressor of {whose} synchronizer")
     return text
 
 
-Synchronizer = PSSynchronizer | AllReduceSynchronizer
-"""How the replicas of one variable stay equal."""
+_MEMBERS = ("compressor", "group", "consistency", "servers", "timeout_seconds", "as_all_reduce", "as_ps", "to_proto")
+
+
+def require_synchronizer(value: object, what: str) -> None:
+    """Refuse what is no synchronizer, nor None; its class is asked, so that nothing of a foreign object runs.
+
+    Raises:
+        StrategyError: `what` is of another type, or is lowered to none of the two kinds, or to both.
+    """
+    if value is None:
+        return
+    if not all(hasattr(type(value), member) for member in _MEMBERS):
+        raise StrategyError(f"{what} must be Synchronizer or None; got {shown(value)} ({type(value).__name__})")
+    synchronizer = cast(Synchronizer, value)
+    if (synchronizer.as_all_reduce is None) == (synchronizer.as_ps is None):
+        raise StrategyError(
+            f"{what} is lowered to collectives or to a server: one of as_all_reduce and as_ps is None, and the other "
+            f"is not; got {shown(value)}"
+        )
+
+
+KINDS: Mapping[str, type[AllReduceSynchronizer | PSSynchronizer]] = {
+    message.DESCRIPTOR.name: kind
+    for message, kind in ((pb.PSSynchronizer, PSSynchronizer), (pb.AllReduceSynchronizer, AllReduceSynchronizer))
+}
+"""By the field of a strategy's node that has the kind's message."""

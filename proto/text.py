@@ -6,6 +6,18 @@ from difflib import get_close_matches
 _LONGEST_NAME = 200
 """Of more characters no near name is looked for, which takes time that grows with them."""
 
+_SHOWN = 80
+"""Characters of a value in an error."""
+
+
+def shown(value: object) -> str:
+    """A value for an error, in so many characters at most; also one that Python does not write out."""
+    try:
+        text = repr(value)
+    except Exception as error:  # A number of too many digits, or what somebody's own class raises.
+        return f"a value that cannot be written out: {type(error).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Left-aligned columns under a header, two spaces apart; an empty cell prints as `-`."""
@@ -22,6 +34,16 @@ def short(digest: str) -> str:
 def count(number: int, noun: str) -> str:
     """The number and its noun, such as `1 node`, `2 nodes`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def first_repeated(names: Iterable[str]) -> str | None:
+    """The first name that has come before; None: each comes once."""
+    before: set[str] = set()
+    for name in names:
+        if name in before:
+            return name
+        before.add(name)
+    return None
 
 
 def some(names: Iterable[str], *, limit: int = 3) -> str:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from autodist_py.proto.text import known_names
+from autodist_py.proto.text import first_repeated, known_names
 
 M = TypeVar("M", bound=Message)
 
@@ -169,7 +169,7 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """A map of JSON; a key that comes twice is an error, not a silent choice of the last."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        repeated = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
+        repeated = first_repeated(key for key, _ in pairs)
         raise ValueError(f"the key {repeated!r} comes twice in one map; remove one")
     return found
 

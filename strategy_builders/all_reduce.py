@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 from autodist_py.proto.checks import require_flag, require_member, require_not_negative, require_seconds
-from autodist_py.proto.compressors import compressor_of
+from autodist_py.proto.compressors import Compressor, compressor_of
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
-from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.synchronizers import ALL_REDUCE_SPECS, AllReduceSynchronizer
+from autodist_py.proto.text import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,8 @@ class AllReduce:
             gradients over workers; or AUTO: NCCL if all replicas are on GPUs, HOROVOD if it is installed and a step
             reduces many bytes over fast links, else RING (docs/performance.md, "Engines"). What is gathered travels by
             rings whatever it says: sparse gradients, and what some compressors make of dense ones.
-        compressor: how gradients are coded on the wire, such as "HorovodCompressor", half precision, or
-            "HorovodCompressor(dtype='bfloat16')"; all but NoneCompressor lose precision.
+        compressor: how gradients are coded on the wire: a compressor, or its text, such as "HorovodCompressor", half
+            precision, or "HorovodCompressor(dtype='bfloat16')"; all but NoneCompressor lose precision.
         bytes_per_pack: how large the buffers are in which the gradients of a group are reduced, as back-propagation
             finishes them; a larger gradient is reduced in pieces, by HOROVOD whole. 0: the size found best
             (docs/performance.md).
@@ -45,16 +46,16 @@ class AllReduce:
 
     chunk_size: int = 128
     all_reduce_spec: str = "AUTO"
-    compressor: str = "NoneCompressor"
+    compressor: Compressor | str = "NoneCompressor"
     bytes_per_pack: int = 0
     timeout_seconds: float = 0.0
     sparse_as_dense: bool | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.chunk_size, bool) or not isinstance(self.chunk_size, int) or self.chunk_size < 1:
-            raise StrategyError(f"chunk_size of AllReduce must be an integer >= 1; got {self.chunk_size!r}")
+            raise StrategyError(f"chunk_size of AllReduce must be an integer >= 1; got {shown(self.chunk_size)}")
         require_member(self.all_reduce_spec, ALL_REDUCE_SPECS, "all_reduce_spec of AllReduce", error=StrategyError)
-        compressor_of(self.compressor, "compressor of AllReduce")
+        object.__setattr__(self, "compressor", compressor_of(self.compressor, "compressor of AllReduce"))
         require_not_negative(self.bytes_per_pack, "bytes_per_pack of AllReduce", error=StrategyError)
         require_seconds(self.timeout_seconds, "timeout_seconds of AllReduce", error=StrategyError)
         require_flag(self.sparse_as_dense, "sparse_as_dense of AllReduce", error=StrategyError)
@@ -63,7 +64,8 @@ class AllReduce:
         """The group of a variable is its index among the trainable ones // `chunk_size`."""
         return Strategy(
             node_config=tuple(
-                Node(variable.name, self.synchronizer(index)) for index, variable in enumerate(item.trainable_variables)
+                VariableStrategy(variable.name, self.synchronizer(index))
+                for index, variable in enumerate(item.trainable_variables)
             ),
             replicas=resources.replica_devices,
         )

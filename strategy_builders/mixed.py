@@ -4,12 +4,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
+from autodist_py.proto.arguments import check_fields
+from autodist_py.proto.compressors import Compressor
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
-from autodist_py.proto.strategy import Node, Strategy
-from autodist_py.proto.synchronizers import AllReduceSynchronizer
-from autodist_py.proto.text import known_names
+from autodist_py.proto.strategy import Strategy, VariableStrategy
+from autodist_py.proto.text import known_names, shown
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import StrategyBuilder, resolve_builder
 from autodist_py.strategy_builders.parameter_server import PSLoadBalancing
@@ -42,12 +43,13 @@ class Parallax:
     sync: bool = True
     staleness: int = 0
     all_reduce_spec: str = "AUTO"
-    compressor: str = "NoneCompressor"
+    compressor: Compressor | str = "NoneCompressor"
     bytes_per_pack: int = 0
     timeout_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self._builders()
+        check_fields(self, error=StrategyError, but=("compressor",))
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
         """Each half as its builder would, if there were no other variables."""
@@ -90,7 +92,7 @@ class PerVariable:
         if not isinstance(self.builders, Mapping) or not self.builders:
             raise StrategyError(
                 "PerVariable is given builders by patterns, such as PerVariable({'embedding*': PS()}); "
-                f"got {self.builders!r}"
+                f"got {shown(self.builders)}"
             )
         ordered = (*self.builders.items(), ("*", self.default))
         resolved = tuple((pattern, resolve_builder(builder)) for pattern, builder in ordered)
@@ -123,7 +125,7 @@ def _merged(
     Raises:
         StrategyError: builders want replicas on different devices.
     """
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, VariableStrategy] = {}
     replicas: dict[tuple[str, ...], str] = {}
     for builder, names in parts:
         if not names:
@@ -142,10 +144,8 @@ def _merged(
     return Strategy(ordered, next(iter(replicas), resources.replica_devices))
 
 
-def _with_groups_from(first: int, node: Node) -> Node:
+def _with_groups_from(first: int, node: VariableStrategy) -> VariableStrategy:
     """`node` with its groups counted from `first`: those of two builders are not reduced together."""
     parts = tuple(_with_groups_from(first, part) for part in node.part_config)
-    if not isinstance(node.synchronizer, AllReduceSynchronizer):
-        return replace(node, part_config=parts)
-    grouped = replace(node.synchronizer, group=first + node.synchronizer.group)
-    return replace(node, synchronizer=grouped, part_config=parts)
+    own = node.synchronizer
+    return replace(node, synchronizer=None if own is None else own.with_groups_from(first), part_config=parts)

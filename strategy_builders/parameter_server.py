@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from autodist_py.proto.compressors import compressor_of
+from autodist_py.proto.arguments import check_fields
+from autodist_py.proto.compressors import Compressor, compressor_of, text_of
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem, Variable
 from autodist_py.proto.resource_spec import ResourceSpec
-from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.synchronizers import PSSynchronizer
+from autodist_py.proto.text import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +34,24 @@ class Serving:
     sync: bool = True
     staleness: int = 0
     replicas_to_aggregate: int | None = None
-    compressor: str = "NoneCompressor"
+    compressor: Compressor | str = "NoneCompressor"
 
     def __post_init__(self) -> None:
         name = type(self).__name__
         check_parameters(name, self.sync, self.staleness, self.replicas_to_aggregate)
+        check_fields(self, error=StrategyError, but=("compressor",))
         compressor = compressor_of(self.compressor, f"compressor of {name}")
+        object.__setattr__(self, "compressor", compressor)
         if compressor.gives_up and self.replicas_to_aggregate is not None:
             raise StrategyError(
                 "late gradients are dropped under replicas_to_aggregate, with what a compressor held back for them; "
-                f"{name} got replicas_to_aggregate={self.replicas_to_aggregate}, compressor={self.compressor!r}. Leave "
-                "one of the two out"
+                f"{name} got replicas_to_aggregate={self.replicas_to_aggregate}, compressor={text_of(compressor)!r}. "
+                "Leave one of the two out"
             )
         if compressor.sums_first:
             raise StrategyError(
-                f"a server is sent each worker's gradient by itself; {name} got compressor={self.compressor!r}, which "
-                "needs a sum over workers before. Use another one, or AllReduce"
+                f"a server is sent each worker's gradient by itself; {name} got compressor={text_of(compressor)!r}, "
+                "which needs a sum over workers before. Use another one, or AllReduce"
             )
 
     def synchronizer(self, server: str) -> PSSynchronizer:
@@ -108,7 +112,8 @@ def updated_together(item: GraphItem) -> list[list[Variable]]:
 def _strategy(builder: Serving, item: GraphItem, resources: ResourceSpec, servers: Mapping[str, str]) -> Strategy:
     return Strategy(
         node_config=tuple(
-            Node(variable.name, builder.synchronizer(servers[variable.name])) for variable in item.trainable_variables
+            VariableStrategy(variable.name, builder.synchronizer(servers[variable.name]))
+            for variable in item.trainable_variables
         ),
         replicas=resources.replica_devices,
     )
@@ -122,9 +127,9 @@ def check_parameters(builder: str, sync: bool, staleness: int, replicas_to_aggre
     """
     for name, value, least in (("staleness", staleness, 0), ("replicas_to_aggregate", replicas_to_aggregate, 1)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise StrategyError(f"{name} of {builder} must be an integer >= {least}; got {value!r}")
+            raise StrategyError(f"{name} of {builder} must be an integer >= {least}; got {shown(value)}")
     if not isinstance(sync, bool):
-        raise StrategyError(f"sync of {builder} must be True or False; got {sync!r}")
+        raise StrategyError(f"sync of {builder} must be True or False; got {shown(sync)}")
     if not sync and staleness:
         raise StrategyError(
             f"staleness bounds how far workers may be apart, and with sync=False nothing bounds it; "

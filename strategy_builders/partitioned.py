@@ -5,11 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from autodist_py.proto.checks import is_writable
+from autodist_py.proto.compressors import Compressor
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem, Variable
 from autodist_py.proto.resource_spec import ResourceSpec
-from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.synchronizers import PSSynchronizer
+from autodist_py.proto.text import shown
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.parameter_server import Serving, updated_together
 
@@ -48,12 +51,12 @@ class PartitionedPS(_ServingShards):
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
         """Equal sizes are placed by name, and equally loaded servers filled in the order of the nodes."""
         loads = dict.fromkeys(resources.server_devices, 0.0)
-        nodes: dict[str, Node] = {}
+        nodes: dict[str, VariableStrategy] = {}
         for variable in _largest_first(item.trainable_variables):
             shards = num_shards(variable, 0, len(loads), self.min_shard_bytes)
             servers = _least_loaded(loads, shards)
             sizes = _even_sizes(variable, 0, servers, loads)
-            nodes[variable.name] = Node.partitioned(variable, 0, self._synchronizers(servers), sizes=sizes)
+            nodes[variable.name] = VariableStrategy.partitioned(variable, 0, self._synchronizers(servers), sizes=sizes)
             _add(loads, variable, servers, sizes)
         return _strategy(nodes, item, resources)
 
@@ -72,13 +75,13 @@ class UnevenPartitionedPS(_ServingShards):
             for device, node in zip(resources.server_devices, resources.workers, strict=True)
         }
         loads = dict.fromkeys(bandwidths, 0.0)
-        nodes: dict[str, Node] = {}
+        nodes: dict[str, VariableStrategy] = {}
         for variable in _largest_first(item.trainable_variables):
             shards = num_shards(variable, 0, len(loads), self.min_shard_bytes)
             fastest = sorted(bandwidths, key=lambda device: -bandwidths[device])[:shards]
             servers = _least_loaded(loads, 1) if shards == 1 else [one for one in bandwidths if one in fastest]
             sizes = proportional(variable.shape[0], [bandwidths[one] for one in servers]) if shards > 1 else ()
-            nodes[variable.name] = Node.partitioned(variable, 0, self._synchronizers(servers), sizes=sizes)
+            nodes[variable.name] = VariableStrategy.partitioned(variable, 0, self._synchronizers(servers), sizes=sizes)
             _add(loads, variable, servers, sizes, bandwidths)
         return _strategy(nodes, item, resources)
 
@@ -97,7 +100,7 @@ class PartitionedAR:
 
     chunk_size: int = 128
     all_reduce_spec: str = "AUTO"
-    compressor: str = "NoneCompressor"
+    compressor: Compressor | str = "NoneCompressor"
     min_shard_bytes: int = MIN_SHARD_BYTES
     bytes_per_pack: int = 0
     timeout_seconds: float = 0.0
@@ -113,12 +116,12 @@ class PartitionedAR:
 
     def along(self, axes: Mapping[str, int], item: GraphItem, resources: ResourceSpec) -> Strategy:
         """As `build`, along the axes of variables that are named, and the first of all others."""
-        nodes: dict[str, Node] = {}
+        nodes: dict[str, VariableStrategy] = {}
         whole, count = self._whole(), 0
         for variable in item.trainable_variables:
             axis = axes.get(variable.name, 0)
             parts = range(count, count + num_shards(variable, axis, len(resources.workers), self.min_shard_bytes))
-            nodes[variable.name] = Node.partitioned(variable, axis, list(map(whole.synchronizer, parts)))
+            nodes[variable.name] = VariableStrategy.partitioned(variable, axis, list(map(whole.synchronizer, parts)))
             count = parts.stop
         return _strategy(nodes, item, resources)
 
@@ -144,7 +147,7 @@ class RandomAxisPartitionAR:
     chunk_size: int = 128
     seed: int = 0
     all_reduce_spec: str = "AUTO"
-    compressor: str = "NoneCompressor"
+    compressor: Compressor | str = "NoneCompressor"
     min_shard_bytes: int = MIN_SHARD_BYTES
     bytes_per_pack: int = 0
     timeout_seconds: float = 0.0
@@ -152,8 +155,8 @@ class RandomAxisPartitionAR:
 
     def __post_init__(self) -> None:
         self._fixed()
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise StrategyError(f"seed of {type(self).__name__} must be an integer; got {self.seed!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not is_writable(self.seed):
+            raise StrategyError(f"seed of {type(self).__name__} must be an integer; got {shown(self.seed)}")
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
         """An axis of one element is drawn only where there is no other."""
@@ -191,24 +194,24 @@ class ShardedOptimizer:
         """Shards are in the order of the nodes; the largest variable is placed first."""
         serving = Serving()
         loads = dict.fromkeys(resources.server_devices, 0.0)
-        homes = self._homes(item, list(loads))
+        directory = self._directory(item, list(loads))
         grouped = {variable.name for group in updated_together(item) if len(group) > 1 for variable in group}
         sparse = {variable.name for variable in item.sparse_variables}
-        nodes: dict[str, Node] = {}
+        nodes: dict[str, VariableStrategy] = {}
         for variable in _largest_first(item.trainable_variables):
-            axes = [0] if variable.name in sparse else range(len(variable.shape))
+            axes = range(len(variable.shape))[: 1 if variable.name in sparse else None]
             axis = next((axis for axis in axes if variable.shape[axis] >= len(loads)), None)
-            servers, whole = list(loads), serving.synchronizer(homes[variable.name])
+            servers, whole = list(loads), serving.synchronizer(directory[variable.name])
             if axis is None or not variable.nbytes:
-                axis, servers = 0, [homes[variable.name]] if variable.name in grouped else _least_loaded(loads, 1)
+                axis, servers = 0, [directory[variable.name]] if variable.name in grouped else _least_loaded(loads, 1)
             sizes = _even_sizes(variable, axis, servers, loads)
             synchronizers = [serving.synchronizer(server) for server in servers]
-            nodes[variable.name] = Node.partitioned(variable, axis, synchronizers, sizes=sizes, whole=whole)
+            nodes[variable.name] = VariableStrategy.partitioned(variable, axis, synchronizers, sizes=sizes, whole=whole)
             _add(loads, variable, servers, sizes)
         return _strategy(nodes, item, resources)
 
     @staticmethod
-    def _homes(item: GraphItem, servers: Sequence[str]) -> dict[str, str]:
+    def _directory(item: GraphItem, servers: Sequence[str]) -> dict[str, str]:
         """Where a variable goes that cannot be cut: together with those that one op updates with it."""
         loads = dict.fromkeys(servers, 0)
         found: dict[str, str] = {}
@@ -250,7 +253,7 @@ def check_min_shard_bytes(builder: str, value: int) -> None:
         StrategyError: the parameter, and its value.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise StrategyError(f"min_shard_bytes of {builder} must be an integer >= 1; got {value!r}")
+        raise StrategyError(f"min_shard_bytes of {builder} must be an integer >= 1; got {shown(value)}")
 
 
 def _largest_first(variables: Iterable[Variable]) -> list[Variable]:
@@ -285,6 +288,6 @@ def _add(
         loads[server] += variable.nbytes * size / sum(sizes) / (bandwidths[server] if bandwidths else 1.0)
 
 
-def _strategy(nodes: dict[str, Node], item: GraphItem, resources: ResourceSpec) -> Strategy:
+def _strategy(nodes: dict[str, VariableStrategy], item: GraphItem, resources: ResourceSpec) -> Strategy:
     ordered = tuple(nodes[variable.name] for variable in item.trainable_variables)
     return Strategy(ordered, resources.replica_devices)

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem, Variable
 from autodist_py.proto.resource_spec import ResourceSpec
-from autodist_py.proto.strategy import Node, Strategy
-from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
+from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.text import known_names
 
 
@@ -28,11 +27,11 @@ def validate_strategy(strategy: Strategy, item: GraphItem, resources: ResourceSp
     """
     _check_coverage(strategy, item)
     _check_devices(strategy.replicas, resources, "replica")
-    _ = strategy.pace
+    _ = strategy.consistency
     _check_groups(strategy)
     sparse = {variable.name for variable in item.sparse_variables}
     for node in strategy.node_config:
-        servers = [one.reduction_destination for one in node.every_synchronizer if isinstance(one, PSSynchronizer)]
+        servers = [server for one in node.every_synchronizer for server in one.servers]
         _check_devices(servers, resources, f"reduction_destination of variable {node.var_name!r}")
         _check_partitioner(node, item.variable(node.var_name).shape)
         _check_compressor(node, item.variable(node.var_name), is_sparse=node.var_name in sparse)
@@ -68,7 +67,7 @@ def _check_groups(strategy: Strategy) -> None:
                 )
 
 
-def _check_partitioner(node: Node, shape: tuple[int, ...]) -> None:
+def _check_partitioner(node: VariableStrategy, shape: tuple[int, ...]) -> None:
     if not node.partitioner:
         return
     shards = [int(number) for number in node.partitioner.split(",")]
@@ -84,9 +83,9 @@ def _check_partitioner(node: Node, shape: tuple[int, ...]) -> None:
         )
 
 
-def _check_compressor(node: Node, variable: Variable, *, is_sparse: bool) -> None:
+def _check_compressor(node: VariableStrategy, variable: Variable, *, is_sparse: bool) -> None:
     for synchronizer in node.every_synchronizer:
-        compressor = synchronizer.coded_by
+        compressor = synchronizer.compressor
         name = type(compressor).__name__
         if not compressor.gives_up:
             continue
@@ -95,7 +94,8 @@ def _check_compressor(node: Node, variable: Variable, *, is_sparse: bool) -> Non
                 f"a compressor that loses precision codes floats; variable {node.var_name!r} is of type "
                 f"{variable.dtype}; got {name}; use NoneCompressor for it"
             )
-        as_dense = isinstance(synchronizer, AllReduceSynchronizer) and synchronizer.sparse_as_dense
+        reduced = synchronizer.as_all_reduce
+        as_dense = reduced is not None and reduced.sparse_as_dense
         if is_sparse and not as_dense and not compressor.codes_rows:
             raise StrategyError(
                 f"variable {node.var_name!r} has a sparse gradient, which {name} cannot compress; "

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_pool import ONE_DEVICE, SHAPES, Cluster, Clusters
+from tests.support.cluster_pool import ONE_DEVICE, SHAPES, Cluster, Clusters
 
 # Some tests press Ctrl-C, which what is started in the background ignores, and so does all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Of what tests start all workers' output is shown, so that it can be looked at; tests of the default unset it.
 os.environ["AUTODIST_OUTPUT"] = "all"
+
+CLUSTERS_OF_A_CASE = 2
+TURN = int(os.environ.get("CORPUS_TURN", "0"))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -39,14 +42,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def mark_turns(items: list[pytest.Item]) -> None:
-    """`on(n)`: each of a test's cases is run on n of its clusters, in turns; on the others it is slow."""
+    """Each case of a test is run on n of its clusters, in turns, as `on(n)` says, or on two; on the others it is slow.
+
+    The next case begins with the next cluster, and so does the next commit (`CORPUS_TURN`).
+    """
     tests: dict[tuple[str, int], dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
-        if marker := item.get_closest_marker("on"):
+        if "cluster" in parameters_of(item):
+            marker = item.get_closest_marker("on")
             others = {name: value for name, value in parameters_of(item).items() if name != "cluster"}
-            tests[item.nodeid.partition("[")[0], marker.args[0]][repr(others)].append(item)
+            number = marker.args[0] if marker else CLUSTERS_OF_A_CASE
+            tests[item.nodeid.partition("[")[0], number][repr(others)].append(item)
     for (_, number), cases in tests.items():
-        for turn, on_clusters in enumerate(cases.values()):
+        for turn, on_clusters in enumerate(cases.values(), start=TURN):
             for position, item in enumerate(on_clusters):
                 if (position - turn) % len(on_clusters) >= number:
                     item.add_marker(pytest.mark.slow)

@@ -97,8 +97,8 @@ LIGHT = sorted(
     [
         "autodist_py",
         "autodist_py.cli",
-        "autodist_py.resources",
-        "autodist_py.settings",
+        "autodist_py.config.resource_spec",
+        "autodist_py.config.settings",
         *(module_name(path) for path in sources(("proto", "strategy_builders"))),
         *(module_name(path.relative_to(ROOT)) for path in (ROOT / "proto").glob("*_pb2*.py")),
     ]
@@ -201,7 +201,7 @@ def packaged(wheel: Path) -> set[str]:
 
 
 def test_what_bears_nothing_beside_it_fails_in_one_of_several_processes():
-    a_test = "tests/runtime/test_launcher.py::test_an_ipv6_address_stands_in_brackets_before_its_port"
+    a_test = "tests/cluster/launch/test_local.py::test_an_ipv6_address_stands_in_brackets_before_its_port"
     command = [sys.executable, "-m", "pytest", "-n", "1", a_test]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done.stdout + done.stderr

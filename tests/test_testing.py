@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autodist_py.comparison import Comparison, magnitude_of, relative_difference
+from autodist_py.diagnostics.comparison import Comparison, magnitude_of, relative_difference
 
 PREAMBLE = """
 import numpy as np, tensorflow as tf

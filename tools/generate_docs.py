@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ that say what the code says: docs/settings.md.
+"""Writes the pages of docs/ that say what the code says: docs/settings.md and docs/passes.md.
 
 python tools/generate_docs.py            writes them
 python tools/generate_docs.py --check    fails where one is not as it would be written
@@ -7,10 +7,16 @@ python tools/generate_docs.py --check    fails where one is not as it would be w
 import ast
 import dataclasses
 import inspect
+import os
 import sys
+from collections.abc import Set
 from pathlib import Path
 
-from autodist_py.settings import OWN_VARIABLES, Settings
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # The passes load TensorFlow.
+
+from autodist_py.config.settings import OWN_VARIABLES, Settings
+from autodist_py.kernel.pipeline import PASSES
+from autodist_py.kernel.program import Invariant
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PREFACE = """# Settings
@@ -48,7 +54,35 @@ def settings_page() -> str:
     return PREFACE + "\n".join(rows) + f"\n\nThe command line sets {own} for the processes that it starts.\n"
 
 
-PAGES = {"settings.md": settings_page}
+PASSES_PREFACE = """# Passes
+
+The passes of the kernel, in order. A pass is run only where what it requires holds. What it ensures is checked after
+it, and after each later pass. [writing-a-pass.md](writing-a-pass.md) says how to add one; the folders of
+`tests/kernel/goldens` show a program after each. This page is made from their docstrings and contracts by `make docs`.
+
+| what may hold | |
+| --- | --- |
+"""
+
+
+def passes_page() -> str:
+    """docs/passes.md."""
+    rows = "\n".join(f"| {one.name} | {one.value} |" for one in Invariant)
+    sections = []
+    for number, step in enumerate(PASSES, start=1):
+        contract = step.contract
+        facts = [("requires", contract.requires), ("ensures", contract.ensures), ("ends", contract.ends)]
+        listed = "; ".join(f"{what} {_names(those)}" for what, those in facts if those)
+        said = inspect.cleandoc(type(step).__doc__ or "")
+        sections.append(f"## {number}. {step.name}\n\n*{listed}*\n\n{said}\n")
+    return PASSES_PREFACE + rows + "\n\n" + "\n".join(sections)
+
+
+def _names(those: Set[Invariant]) -> str:
+    return ", ".join(one.name for one in Invariant if one in those)
+
+
+PAGES = {"settings.md": settings_page, "passes.md": passes_page}
 
 
 def main() -> int:

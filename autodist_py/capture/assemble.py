@@ -6,13 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from autodist_py.capture.batch.statistics import with_statistics
 from autodist_py.capture.canonical import canonical
 from autodist_py.capture.joints import take_joints_apart
 from autodist_py.capture.shapes import full_shape
-from autodist_py.capture.statistics import with_statistics
 from autodist_py.capture.traced import TracedGraph
-from autodist_py.kernel.graph_view import GraphView
-from autodist_py.kernel.names import ASSIGNED, KERNEL_SCOPE, REPLICA_SCOPE, is_reserved, op_of
+from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.ir.names import ASSIGNED, KERNEL_SCOPE, REPLICA_SCOPE, is_reserved, op_of
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
 from autodist_py.proto.text import some
@@ -99,40 +99,50 @@ def _require_own_names(traced: TracedGraph) -> None:
         if is_reserved(node.name):
             raise CaptureError(
                 f"'{node.name}' is named as what autodist_py adds to a graph (under '{KERNEL_SCOPE}/', or with "
-                f"'{REPLICA_SCOPE}' or '{ASSIGNED}'), so the two could not be told apart; give the op, the variable or "
+                f"'{REPLICA_SCOPE}' or '{ASSIGNED}'). The two could not be told apart. Give the op, the variable or "
                 "the name scope another name"
             )
 
 
 def _training(view: GraphView, traced: TracedGraph, recorded: Sequence[Gradient]) -> tuple[Gradient, ...]:
-    """Those of the recorded gradients that reach a write or a result other than through another gradient."""
+    """Those of the recorded gradients that reach a write or a result other than through another gradient.
+
+    So do those that another loss reads behind a `tf.stop_gradient`: they are data to it, and those of the whole batch.
+    """
     writers = {writer for names in view.writes.values() for writer in names}
     ends = writers | {op_of(output.tensor) for output in traced.outputs}
-    seams = {op_of(tensor): gradient for gradient in recorded for tensor in gradient.tensors}
-    read_by_seams = {op_of(name) for seam in seams for name in view.nodes[seam].input if not name.startswith("^")}
-    to_ends = view.dataflow_ancestors(ends, blocked=seams)
-    to_seams = view.dataflow_ancestors(read_by_seams, blocked=seams)
+    markers = {op_of(tensor): gradient for gradient in recorded for tensor in gradient.tensors}
+    read_by_markers = {
+        op_of(name) for marker in markers for name in view.nodes[marker].input if not name.startswith("^")
+    }
+    stops = {node.name for node in view.of_type(("StopGradient",))}
+    to_ends = view.dataflow_ancestors(ends, blocked=markers)
+    to_markers = view.dataflow_ancestors(read_by_markers, blocked=markers)
+    through = view.dataflow_ancestors(read_by_markers - stops, blocked=markers.keys() | stops) - stops
     training = []
     for gradient in recorded:
         own = {op_of(tensor) for tensor in gradient.tensors}
         readers = view.dataflow_consumers(own)
-        if not (own & ends or readers & to_ends):
+        is_differentiated = bool(own & read_by_markers or readers & through)
+        is_data = bool(readers & to_markers) and not is_differentiated
+        if not (own & ends or readers & to_ends or is_data):
             continue
-        if own & read_by_seams or readers & to_seams:
+        if is_differentiated:
             raise CaptureError(
                 f"the gradient of variable '{gradient.variable}' trains it (or is fetched), and the gradient of "
-                f"'{_outer(view, own, seams)}' is computed through it, as in MAML: combining it before its use would "
-                "change the outer gradient. Use tf.stop_gradient on one of the two, or train this step on one device"
+                f"'{_outer(view, own, markers)}' is computed through it, as in MAML. Combining it before its use would "
+                "change the outer gradient. Give the other loss tf.stop_gradient(gradient), if it is only data there, "
+                "or train this step on one device"
             )
         training.append(gradient)
     return tuple(training)
 
 
-def _outer(view: GraphView, own: Collection[str], seams: Mapping[str, Gradient]) -> str:
-    """A variable whose gradient is computed from the seams `own`."""
-    reached = view.dataflow_descendants(own, blocked=seams.keys() - own)
-    through = view.dataflow_consumers(reached) & (seams.keys() - own)
-    return min(seams[name].variable for name in through)
+def _outer(view: GraphView, own: Collection[str], markers: Mapping[str, Gradient]) -> str:
+    """A variable whose gradient is computed from the markers `own`."""
+    reached = view.dataflow_descendants(own, blocked=markers.keys() - own)
+    through = view.dataflow_consumers(reached) & (markers.keys() - own)
+    return min(markers[name].variable for name in through)
 
 
 def reject_idle_gradients(recorded: Sequence[Gradient], item: GraphItem) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 import tensorflow as tf
 
-from autodist_py.kernel.graph_view import functions_of, rename_functions
+from autodist_py.kernel.ir.graph import functions_of, rename_functions
 
 _DROPPED_ATTRIBUTES = frozenset(
     {

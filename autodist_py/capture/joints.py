@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from autodist_py.capture.layers import LayerCall
+from autodist_py.capture.recording.layers import LayerCall
 from autodist_py.capture.traced import TracedGraph
-from autodist_py.kernel.analysis import using
-from autodist_py.kernel.graph_view import SHOWS, WRITES_RESOURCE, GraphView
-from autodist_py.kernel.names import op_of, parse, unique_names
+from autodist_py.kernel.ir.dataflow import using
+from autodist_py.kernel.ir.graph import SHOWS, WRITES_RESOURCE, GraphView
+from autodist_py.kernel.ir.names import op_of, parse, unique_names
 
 _JOINT = "IdentityN"
 

@@ -5,22 +5,9 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from autodist_py.capture.layers import LayerCall
+from autodist_py.capture.recording.gradients import Origin
+from autodist_py.capture.recording.layers import LayerCall
 from autodist_py.proto.graph_item import Gradient, Input, Output, Variable
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What a gradient is one of.
-
-    Attributes:
-        losses: names of the tensors whose sum it is the gradient of; none: not known.
-        seeds: for each loss, the name of the ones that its back-propagation begins with; none: not known. They are
-            those of one call's gradients.
-    """
-
-    losses: tuple[str, ...] = ()
-    seeds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

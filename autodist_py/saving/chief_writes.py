@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol
 import tensorflow as tf
 
 from autodist_py.capture.tf_adapter import patched
-from autodist_py.runtime.cluster import Cluster
+from autodist_py.cluster.cluster import Cluster
 from autodist_py.saving import tf_adapter
 from autodist_py.saving.outcome import of_error, of_value, value_of
 from autodist_py.saving.staging import staged
@@ -110,7 +110,7 @@ class ChiefWrites:
         thread = self._thread
         if thread.is_following and writer.attribute == "_write":
             return tf_adapter.note_written(bound.args[0], thread.chiefs, bound.arguments.get("options"))
-        path = bound.arguments[writer.path] if writer.path else tf_adapter.place_of(writer, bound.args[0])
+        path = bound.arguments[writer.path] if writer.path else tf_adapter.topology_of(writer, bound.args[0])
         is_place = isinstance(path, str | os.PathLike)  # Else a file that the script has opened, or memory.
         if not is_place or tf.inside_function():
             return original(*bound.args, **bound.kwargs)

@@ -41,8 +41,8 @@ def _error(outcome: Mapping[str, Any]) -> Exception:
     name, message = outcome["error"], outcome["message"]
     if outcome["system"] and outcome["system"][0] is not None:
         return OSError(*outcome["system"])
-    homes = (builtins, tf.errors, errors)
-    kind = next((getattr(home, name) for home in homes if isinstance(getattr(home, name, None), type)), None)
+    directory = (builtins, tf.errors, errors)
+    kind = next((getattr(home, name) for home in directory if isinstance(getattr(home, name, None), type)), None)
     arguments = (None, None, message) if kind is not None and issubclass(kind, tf.errors.OpError) else (message,)
     try:
         made = None if kind is None else kind(*arguments)

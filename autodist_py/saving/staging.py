@@ -22,11 +22,11 @@ def staged(path: str, *, makes_folders: bool = False) -> Iterator[str]:
         path: where a writer would write.
         makes_folders: whether the writer makes the folders that lead there.
     """
-    place = os.path.realpath(path)
-    folder, name = os.path.split(place)
+    topology = os.path.realpath(path)
+    folder, name = os.path.split(topology)
     if makes_folders and "://" not in path:
         os.makedirs(folder, exist_ok=True)
-    if "://" in path or not _can_be_replaced(place):
+    if "://" in path or not _can_be_replaced(topology):
         yield path
         return
     stage = tempfile.mkdtemp(prefix=f".{name}.", dir=folder)
@@ -42,12 +42,12 @@ def staged(path: str, *, makes_folders: bool = False) -> Iterator[str]:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def _can_be_replaced(place: str) -> bool:
-    is_special = os.path.exists(place) and not (os.path.isfile(place) or os.path.isdir(place))
-    is_in_use = os.path.isdir(place) and (
-        os.path.ismount(place) or os.path.commonpath([place, os.path.realpath(os.getcwd())]) == place
+def _can_be_replaced(topology: str) -> bool:
+    is_special = os.path.exists(topology) and not (os.path.isfile(topology) or os.path.isdir(topology))
+    is_in_use = os.path.isdir(topology) and (
+        os.path.ismount(topology) or os.path.commonpath([topology, os.path.realpath(os.getcwd())]) == topology
     )
-    folder = os.path.dirname(place)
+    folder = os.path.dirname(topology)
     return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK) and not is_special and not is_in_use
 
 

@@ -114,7 +114,7 @@ def _tf_keras() -> list[Writer]:
     ]
 
 
-def place_of(writer: Writer, called_on: Any) -> str:
+def topology_of(writer: Writer, called_on: Any) -> str:
     """Where an object writes that is not told."""
     return str(called_on._prefix)
 

@@ -5,26 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
 import tensorflow as tf
 
-from autodist_py.kernel.cross_device_ops import packing
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A part of the state that a codec keeps from step to step, for one gradient on each worker.
-
-    Attributes:
-        shape: its shape.
-        dtype: its type.
-        initial: makes its first value, the same on every worker; None: zeros.
-    """
-
-    shape: tuple[int, ...]
-    dtype: tf.DType
-    initial: Callable[[], np.ndarray] | None = None
-
+from autodist_py.kernel.ir import flat_buffers
+from autodist_py.kernel.ir.state import Slot as Slot
 
 State = Mapping[str, tf.Tensor]
 """The slots of one gradient, by name."""
@@ -62,7 +46,7 @@ class Wire:
 class Codec(Protocol):
     """Codes the gradients of one group; each worker's is the sum of its replicas' gradients, weighted.
 
-    What travels of each worker is one flat tensor; all zeros stand for a worker without gradients.
+    Each worker sends one flat tensor; all zeros stand for a worker without gradients.
     """
 
     def init(self, gradients: Sequence[Dense]) -> list[dict[str, Slot]]:
@@ -97,14 +81,14 @@ def working(dtype: tf.DType) -> tf.DType:
 
 def flat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """All numbers of the tensors, one after the other."""
-    return tf.reshape(packing.pack(tensors), [-1])
+    return tf.reshape(flat_buffers.pack(tensors), [-1])
 
 
 def apart(numbers: tf.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[tf.Tensor]:
     """The tensors of these shapes that `flat` has laid one after the other."""
     if len(shapes) == 1:
         return [tf.reshape(numbers, shapes[0])]
-    return packing.unpack(numbers, shapes)
+    return flat_buffers.unpack(numbers, shapes)
 
 
 def chosen(condition: tf.Tensor, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:

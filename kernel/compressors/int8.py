@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py.kernel.compressors.codec import Dense, Slot, State, Wire, apart, flat, working
-from autodist_py.kernel.cross_device_ops.words import count, numbers_of, words_of
+from autodist_py.kernel.ir.bitcast import count, numbers_of, words_of
 from autodist_py.proto.compressors import Int8Compressor
 
 _LARGEST = 127

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist_py.kernel.compressors.codec import Dense, Slot, State, Wire, apart, chosen, flat, working
-from autodist_py.kernel.cross_device_ops.words import count, numbers_of, words_of
+from autodist_py.kernel.ir.bitcast import count, numbers_of, words_of
 from autodist_py.proto.compressors import TopKCompressor
 
 

@@ -7,12 +7,14 @@ from typing import ClassVar
 import networkx as nx
 import tensorflow as tf
 
-from autodist_py.kernel.analysis import analyse
-from autodist_py.kernel.editor import Editor
-from autodist_py.kernel.graph_view import GraphView
-from autodist_py.kernel.names import op_of
-from autodist_py.kernel.program import Program
-from autodist_py.kernel.synchronizers.lookups import Lookup, is_written_by_rows, lookups_of
+from autodist_py.kernel.analysis.row_access import is_written_by_rows, lookups_of
+from autodist_py.kernel.events import Lookup
+from autodist_py.kernel.ir.dataflow import analyse
+from autodist_py.kernel.ir.editor import Editor
+from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.ir.names import op_of
+from autodist_py.kernel.program import Invariant, Program
+from autodist_py.kernel.runner import Contract
 from autodist_py.proto.graph_item import Variable
 
 _LOOKS_UP_IN_A_COPY = "GatherV2"
@@ -25,12 +27,12 @@ class LookUp:
     A variable whose rows are written is copied for whoever reads all of it: a step of SGD through Keras's Embedding,
     which reads the whole table and gathers rows of what it has read, copies all of it.
 
-    Requires: the captured graph.
     Ensures: where a step writes rows of a variable, and before that does nothing with its value but gather rows along
         the first axis, those gathers are `ResourceGather` ops of the same names, which all that writes it waits for.
     """
 
     name: ClassVar[str] = "look-up"
+    contract: ClassVar[Contract] = Contract(requires={Invariant.CAPTURED})
 
     def __call__(self, program: Program) -> Program:
         view, item = program.analysis.captured, program.item

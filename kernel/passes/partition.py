@@ -4,22 +4,21 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from autodist_py.kernel.analysis import analyse
-from autodist_py.kernel.editor import Editor
-from autodist_py.kernel.partitioning.cuts import CannotBeCutError, Captured, Cut, cut_of
-from autodist_py.kernel.partitioning.gradients import cut_gradient
-from autodist_py.kernel.partitioning.shards import cut_variable
-from autodist_py.kernel.program import Program, Shards
+from autodist_py.kernel.analysis.shard_plan import CannotBeCutError, Captured, Cut, cut_of
+from autodist_py.kernel.ir.dataflow import analyse
+from autodist_py.kernel.ir.editor import Editor
+from autodist_py.kernel.program import Invariant, Program, Shards
+from autodist_py.kernel.runner import Contract
+from autodist_py.kernel.sharding.gradients import cut_gradient
+from autodist_py.kernel.sharding.variables import cut_variable
 from autodist_py.proto.graph_item import Gradient, Variable
-from autodist_py.proto.strategy import Node
-from autodist_py.proto.synchronizers import AllReduceSynchronizer
+from autodist_py.proto.strategy import VariableStrategy
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
     """Variables that the strategy cuts into shards are cut.
 
-    Requires: the captured graph.
     Ensures: the program's item is one for one device, too, that computes the same, in which every shard that lives on
         a server is a variable by itself, with its own part of the gradient, of the update and of the optimizer's state.
         Rows are looked up in the shards that have them; whatever else reads the variable reads it whole, as it is given
@@ -29,6 +28,9 @@ class Partition:
     """
 
     name: ClassVar[str] = "partition"
+    contract: ClassVar[Contract] = Contract(
+        requires={Invariant.CAPTURED, Invariant.UNBRANCHED}, ensures={Invariant.CUT}
+    )
 
     def __call__(self, program: Program) -> Program:
         nodes = [node for node in program.strategy.node_config if node.shards]
@@ -36,7 +38,7 @@ class Partition:
             return program
         captured = Captured.of(program)
         cuts: dict[str, Cut] = {}
-        left: dict[str, Node] = {}
+        left: dict[str, VariableStrategy] = {}
         sparse = {variable.name for variable in program.item.sparse_variables}
         reasons: dict[str, str] = {}
         for node in nodes:
@@ -60,17 +62,17 @@ class Partition:
         return _partitioned(replace(program, strategy=strategy, left_whole=reasons), cuts)
 
 
-def _is_reduced(node: Node) -> bool:
-    return all(isinstance(shard.synchronizer, AllReduceSynchronizer) for shard in node.shards)
+def _is_reduced(node: VariableStrategy) -> bool:
+    return all(one.as_all_reduce for one in node.synchronizers)
 
 
-def _whole(node: Node) -> Node:
+def _whole(node: VariableStrategy) -> VariableStrategy:
     """How the variable is trained where it is not cut."""
     one = zlib.crc32(node.var_name.encode()) % node.num_shards  # Not all on one server.
-    return Node(node.var_name, node.synchronizer or node.shards[one].synchronizer)
+    return VariableStrategy(node.var_name, node.synchronizer or node.shards[one].synchronizer)
 
 
-def _cut(captured: Captured, node: Node, others: dict[str, Cut]) -> Cut:
+def _cut(captured: Captured, node: VariableStrategy, others: dict[str, Cut]) -> Cut:
     cut = cut_of(captured, node)
     for name, other in others.items():
         shared = cut.handles & other.handles or cut.rules.keys() & other.rules.keys()
@@ -82,7 +84,7 @@ def _cut(captured: Captured, node: Node, others: dict[str, Cut]) -> Cut:
 
 def _partitioned(program: Program, cuts: dict[str, Cut]) -> Program:
     item, editor = program.item, Editor(program.analysis.captured)
-    nodes: list[Node] = []
+    nodes: list[VariableStrategy] = []
     gradients: dict[Gradient, list[Gradient]] = {}
     variables: dict[str, list[Variable]] = {variable.name: [variable] for variable in item.variables}
     shards: list[Shards] = []
@@ -93,9 +95,8 @@ def _partitioned(program: Program, cuts: dict[str, Cut]) -> Program:
             continue
         part_of |= {part.var_name: node.var_name for part in node.shards}
         variable = item.variable(node.var_name)
-        for gradient in item.gradients:
-            if gradient.variable == node.var_name:
-                gradients[gradient] = cut_gradient(editor, gradient, variable, node)
+        for gradient in item.gradients_of(node.var_name):
+            gradients[gradient] = cut_gradient(editor, gradient, variable, node)
         cut = cuts.get(node.var_name)
         if cut is None:
             parts = zip(node.shards, node.shapes(variable.shape), strict=True)

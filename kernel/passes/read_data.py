@@ -7,13 +7,15 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist_py.kernel.cross_device_ops.collective import Collectives
-from autodist_py.kernel.fragment import TensorSpec, trace
-from autodist_py.kernel.graph_view import ITERATOR_NEXT
-from autodist_py.kernel.names import KERNEL_SCOPE
-from autodist_py.kernel.passes.launches import with_launches
-from autodist_py.kernel.program import Program
-from autodist_py.kernel.rewrite import Edits
+from autodist_py.kernel.collectives.collectives import Collectives
+from autodist_py.kernel.collectives.noted import with_collectives
+from autodist_py.kernel.events import CheckData
+from autodist_py.kernel.ir.edits import Edits
+from autodist_py.kernel.ir.fragment import TensorSpec, trace
+from autodist_py.kernel.ir.graph import ITERATOR_NEXT
+from autodist_py.kernel.ir.names import KERNEL_SCOPE
+from autodist_py.kernel.program import Invariant, Program
+from autodist_py.kernel.runner import Contract
 
 END_OF_DATA = "AutoDist: no data left on workers "
 OTHER_DATA = "AutoDist: data that the chief does not have on workers "
@@ -26,19 +28,22 @@ _HASHED_ROWS = 16
 class ReadData:
     """A step in which a worker's iterator has ended fails on all workers, before anything is computed.
 
-    Requires: a replicated graph whose iterators stand once per worker.
     Ensures: the ops that read iterators pass on elements only when all workers have one, else they fail with
         `END_OF_DATA`. With `batch="global"` they fail with `OTHER_DATA` where the first rows of the workers' elements
         are not equal. One collective says both.
     """
 
     name: ClassVar[str] = "read-data"
+    contract: ClassVar[Contract] = Contract(
+        requires={Invariant.REPLICATED, Invariant.SCHEDULED}, ensures={Invariant.READ}
+    )
 
     def __call__(self, program: Program) -> Program:
-        reads = list(program.graph.of_type(ITERATOR_NEXT))
-        if not reads or len(program.place.workers) == 1:
+        position = program.schedule.position(CheckData)
+        if position is None:
             return program
-        collectives = Collectives(program.place, program.next_instance_key)
+        reads = list(program.graph.of_type(ITERATOR_NEXT))
+        collectives = Collectives(program.topology, program.next_instance_key)
         fragment = trace(
             lambda iterators: _read(program, reads, iterators, collectives),
             [[TensorSpec(read.input[0], tf.resource, ()) for read in reads]],
@@ -48,7 +53,7 @@ class ReadData:
         edits.add(fragment.nodes)
         graph = edits.apply(program.graph)
         passed_on = [_identity(read, values) for read, values in zip(reads, fragment.outputs, strict=True)]
-        result = with_launches(program, collectives, rank=(0, -1), what="whether there are data")
+        result = with_collectives(program, collectives, position)
         return replace(result, graph=graph.changed(added=(), replaced=passed_on))
 
 
@@ -67,7 +72,7 @@ def _read(
     collectives: Collectives,
 ) -> list[list[tf.Tensor]]:
     """The components of each iterator's next element."""
-    with tf.device(program.place.host):
+    with tf.device(program.topology.host):
         elements, has_data = zip(*map(_next_or_empty, reads, iterators), strict=True)
         own = [tf.cast(tf.reduce_all(tf.stack(has_data)), tf.int64)]
         if program.options.batch == "global":

@@ -5,17 +5,17 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist_py.kernel.graph_view import GraphView
-from autodist_py.kernel.names import KERNEL_SCOPE, captured_name, on_replica, op_of
-from autodist_py.kernel.program import Program
-from autodist_py.kernel.rewrite import Edits
+from autodist_py.kernel.ir.edits import Edits
+from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.ir.names import KERNEL_SCOPE, captured_name, on_replica, op_of
+from autodist_py.kernel.program import Invariant, Program
+from autodist_py.kernel.runner import Contract
 
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
     """Further replicas begin each step from the first one's variables, which are the user's own.
 
-    Requires: a replicated graph.
     Ensures: each variable of a further replica is assigned the first replica's value before anything on its replica
         uses it, and the first replica writes that variable only afterwards. So whatever the user, or a function of the
         user's, wrote since the last step counts on every replica. On CPU devices values share memory until updated.
@@ -23,12 +23,13 @@ class Refresh:
     """
 
     name: ClassVar[str] = "refresh"
+    contract: ClassVar[Contract] = Contract(requires={Invariant.REPLICATED}, ensures={Invariant.REFRESHED})
 
     def __call__(self, program: Program) -> Program:
         edits = Edits()
         for gather in program.graph.of_type({"ResourceGather"}):
             # What an update reads may be read on a server, whose graph has the captured ops alone.
-            is_forward = program.analysis.stage.get(captured_name(gather.name), 0) == 0
+            is_forward = program.analysis.level.get(captured_name(gather.name), 0) == 0
             if is_forward and _is_distinct(program.graph, gather.input[1]):
                 edits.add([_shown(gather)])
                 edits.set_input(gather.name, 1, _shown(gather).name)

@@ -8,20 +8,20 @@ from typing import ClassVar
 import numpy as np
 import tensorflow as tf
 
-from autodist_py.kernel.analysis import calling, random_ops
-from autodist_py.kernel.device import is_gpu
-from autodist_py.kernel.graph_view import (
+from autodist_py.kernel.ir.dataflow import calling, random_ops, standing_once
+from autodist_py.kernel.ir.graph import (
     PASSES_HANDLE,
     SEED_INPUT,
     SEEDED_RANDOM,
     SHOWS,
-    STANDS_ONCE,
     VARIABLE_OP,
     GraphView,
     rename_functions,
 )
-from autodist_py.kernel.names import on_replica, op_of
-from autodist_py.kernel.program import Program
+from autodist_py.kernel.ir.names import on_replica, op_of
+from autodist_py.kernel.program import Invariant, Program
+from autodist_py.kernel.runner import Contract
+from autodist_py.kernel.topology import is_gpu
 from autodist_py.proto.errors import InvalidGraphError
 
 _SEED_STRIDE = 0x9E3779B1  # odd and far from small user seeds, so that replicas' streams do not meet
@@ -31,7 +31,6 @@ _SEED_STRIDE = 0x9E3779B1  # odd and far from small user seeds, so that replicas
 class Replicate:
     """One copy of the step per local replica.
 
-    Requires: a verified single-device graph.
     Ensures: op `n` stands as `AutoDist-Replica-<i>/n` on replica i's device (an op that the user put on a CPU stays on
         one, and what reads or writes a variable is where the variable is), with the replica's own variables,
         control-flow frames and random streams; the stream of the cluster's first replica is that of one device. What is
@@ -41,6 +40,11 @@ class Replicate:
     """
 
     name: ClassVar[str] = "replicate"
+    contract: ClassVar[Contract] = Contract(
+        requires={Invariant.CAPTURED, Invariant.SCHEDULED},
+        ensures={Invariant.REPLICATED},
+        ends={Invariant.CAPTURED},
+    )
 
     def __call__(self, program: Program) -> Program:
         view = program.graph
@@ -48,9 +52,9 @@ class Replicate:
         seeded = calling(view, SEEDED_RANDOM | SEED_INPUT.keys())
         differing = random_ops(view) | {node.name for node in view.of_type(SHOWS)}
         holders = _holders(view)
-        nodes = [_once(view.nodes[name], program.place.host) for name in view.nodes if name in shared]
+        nodes = [_once(view.nodes[name], program.topology.host) for name in view.nodes if name in shared]
         functions: list[tf.compat.v1.NodeDef] = []
-        for position, replica in enumerate(program.place.local_replicas):
+        for position, replica in enumerate(program.topology.local_replicas):
             renamed = {name: f"{name}_replica_{replica.index}" for name in seeded} if replica.index else {}
             for name, node in view.nodes.items():
                 if name in shared:
@@ -72,7 +76,7 @@ class Replicate:
 
 
 def _shared(view: GraphView) -> set[str]:
-    shared = view.ancestors(node.name for node in view.of_type(STANDS_ONCE))
+    shared = standing_once(view)
     variables = sorted(name for name in shared if view.nodes[name].op == VARIABLE_OP)
     if variables:
         raise InvalidGraphError(
@@ -96,7 +100,9 @@ def _holders(view: GraphView) -> dict[str, str]:
     pending = list(found)
     while pending:
         holder = pending.pop()
-        for user in sorted(view.dataflow_consumers([holder]) - found.keys()):
+        for user in sorted(view.dataflow_consumers([holder])):
+            if user in found:
+                continue
             found[user] = found[holder]
             if view.nodes[user].op in PASSES_HANDLE:
                 pending.append(user)

@@ -6,15 +6,17 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist_py.kernel.batch import BatchedTensor, batched_tensors, require_batch
-from autodist_py.kernel.cross_device_ops.collective import Collectives
-from autodist_py.kernel.fragment import TensorSpec, trace
-from autodist_py.kernel.graph_view import ITERATOR_NEXT, GraphView
-from autodist_py.kernel.names import KERNEL_SCOPE, op_of, parse, replica_of
-from autodist_py.kernel.passes.launches import with_launches
+from autodist_py.kernel.collectives.collectives import Collectives
+from autodist_py.kernel.collectives.noted import with_collectives
+from autodist_py.kernel.events import CountExamples
+from autodist_py.kernel.ir.batched import BatchedTensor, batched_tensors, require_batch
+from autodist_py.kernel.ir.edits import Edits
+from autodist_py.kernel.ir.fragment import TensorSpec, trace
+from autodist_py.kernel.ir.graph import ITERATOR_NEXT, GraphView
+from autodist_py.kernel.ir.names import KERNEL_SCOPE, op_of, parse, replica_of
 from autodist_py.kernel.passes.read_data import require_on_all
-from autodist_py.kernel.program import Batch, Program
-from autodist_py.kernel.rewrite import Edits
+from autodist_py.kernel.program import Batch, Invariant, Program
+from autodist_py.kernel.runner import Contract
 
 UNEVEN_DATA = "AutoDist: data in other proportions on workers "
 """What the error begins with when a step cannot be shared out; the ranks follow."""
@@ -24,7 +26,6 @@ UNEVEN_DATA = "AutoDist: data in other proportions on workers "
 class SplitBatch:
     """Every replica reads its own part of the batch.
 
-    Requires: a replicated graph whose batched inputs stand once per worker.
     Ensures: each op of replica i that read a batched tensor reads its part of the rows. Parts are contiguous and in
         replica order, and the first ones are a row longer where the rows do not divide, so together they are the
         batch in its order. With `batch="global"` the parts are those of all replicas of the cluster; with "local",
@@ -33,6 +34,10 @@ class SplitBatch:
     """
 
     name: ClassVar[str] = "split-batch"
+    contract: ClassVar[Contract] = Contract(
+        requires={Invariant.REPLICATED, Invariant.SCHEDULED, Invariant.READ},
+        ensures={Invariant.SPLIT},
+    )
 
     def __call__(self, program: Program) -> Program:
         sources = batched_tensors(program.item, program.analysis.captured)
@@ -42,7 +47,7 @@ class SplitBatch:
         if not sources:
             return program
         groups = _groups(program.analysis.captured, sources)
-        collectives = Collectives(program.place, program.next_instance_key)
+        collectives = Collectives(program.topology, program.next_instance_key)
         split = trace(
             lambda tensors: _split(program, tensors, groups, collectives),
             [[TensorSpec(source.name, source.dtype, source.shape) for source in sources]],
@@ -58,8 +63,9 @@ class SplitBatch:
                 if position is not None:
                     for spelling in {source.name, str(parse(source.name))}:
                         edits.redirect(consumer, spelling, source_parts[position])
-        result = with_launches(program, collectives, rank=(0, 0), what="number of examples")
-        return replace(result, graph=edits.apply(program.graph), batch=Batch(tuple(rows), total))
+        result = replace(program, graph=edits.apply(program.graph), batch=Batch(tuple(rows), total))
+        position = program.schedule.position(CountExamples)
+        return result if position is None else with_collectives(result, collectives, position)
 
 
 def _groups(captured: GraphView, sources: Sequence[BatchedTensor]) -> list[int]:
@@ -77,16 +83,16 @@ def _split(
     Tensors of one group have as many rows each. Those of several are cut in the same proportions, so that a replica's
     share of the rows, by which its means count, is one number.
     """
-    place = program.place
+    topology = program.topology
     is_global = program.options.batch == "global"
-    count = sum(replica.trains for replica in (place.everyone if is_global else place.local_replicas))
-    with tf.device(place.host):
+    count = sum(replica.trains for replica in (topology.everyone if is_global else topology.local_replicas))
+    with tf.device(topology.host):
         lengths = [tf.shape(tensors[groups.index(group)], out_type=tf.int64)[0] for group in sorted(set(groups))]
         rows = lengths[0] if len(lengths) == 1 else _greatest_divisor(tf.stack(lengths))
         whole = [None] if len(lengths) == 1 else [length // tf.maximum(rows, 1) for length in lengths]
         each, longer = rows // max(count, 1), rows % max(count, 1)
         parts, sizes = [], []
-        for position, replica in enumerate(place.local_replicas):
+        for position, replica in enumerate(topology.local_replicas):
             index = replica.index if is_global else position
             begin = index * each + tf.minimum(tf.constant(index, tf.int64), longer)
             size = each + tf.cast(index < longer, tf.int64) if replica.trains else tf.zeros([], tf.int64)
@@ -94,7 +100,7 @@ def _split(
             parts.append([tensor[slice(*ends[group])] for tensor, group in zip(tensors, groups, strict=True)])
             sizes.append(size if len(lengths) == 1 else size * tf.reduce_max(tf.stack(whole)))
         given = lengths[0] if len(lengths) == 1 else tf.reduce_max(tf.stack(lengths))
-        if is_global and place.replicas == place.everyone:
+        if is_global and topology.replicas == topology.everyone:
             return parts, sizes, given
         own = tf.add_n(sizes) if is_global or not count else given
         if is_global:

@@ -11,14 +11,14 @@ import pytest
 import tensorflow as tf
 
 from autodist_py.capture.canonical import canonical
-from tests.capture import steps
+from tests.support import capture_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def digests_of_a_process(hash_seed: str, *arguments: str) -> dict[str, dict[str, str]]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.capture.steps", *arguments],
+        [sys.executable, "-m", "tests.support.capture_steps", *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONHASHSEED": hash_seed, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
@@ -38,28 +38,28 @@ def processes() -> dict[str, dict[str, dict[str, str]]]:
     return {name: future.result() for name, future in done.items()}
 
 
-@pytest.mark.parametrize("name", [*steps.FUNCTION_STEPS, "graph_mode"])
+@pytest.mark.parametrize("name", [*capture_steps.FUNCTION_STEPS, "graph_mode"])
 @pytest.mark.parametrize("other", ["another hash seed", "after unrelated tracing"])
 def test_processes_capture_and_compile_the_same_bytes(processes, name, other):
     assert processes[other][name] == processes["first"][name]
 
 
-@pytest.mark.parametrize("name", steps.FUNCTION_STEPS)
+@pytest.mark.parametrize("name", capture_steps.FUNCTION_STEPS)
 def test_capturing_and_compiling_again_after_other_tracing_gives_the_same_bytes(name):
-    step, args = steps.FUNCTION_STEPS[name]()
-    first = steps.capture(step, *args).item
-    compiled = steps.compiled_bytes(first)
-    steps.unrelated_tracing()
-    second = steps.capture(step, *args).item
-    assert steps.item_bytes(second) == steps.item_bytes(first)
-    assert steps.compiled_bytes(second) == compiled
+    step, args = capture_steps.FUNCTION_STEPS[name]()
+    first = capture_steps.capture(step, *args).item
+    compiled = capture_steps.compiled_bytes(first)
+    capture_steps.unrelated_tracing()
+    second = capture_steps.capture(step, *args).item
+    assert capture_steps.item_bytes(second) == capture_steps.item_bytes(first)
+    assert capture_steps.compiled_bytes(second) == compiled
     assert second.fingerprint == first.fingerprint
 
 
 def test_building_a_graph_again_gives_the_same_bytes():
-    first = steps.graph_mode_item()
-    steps.unrelated_tracing()
-    assert steps.item_bytes(steps.graph_mode_item()) == steps.item_bytes(first)
+    first = capture_steps.graph_mode_item()
+    capture_steps.unrelated_tracing()
+    assert capture_steps.item_bytes(capture_steps.graph_mode_item()) == capture_steps.item_bytes(first)
 
 
 def test_another_constant_gives_another_fingerprint():
@@ -73,7 +73,9 @@ def test_another_constant_gives_another_fingerprint():
 
         return step
 
-    fingerprints = {steps.capture(step_of(rate), steps.batch()).item.fingerprint for rate in (0.1, 0.1, 0.2)}
+    fingerprints = {
+        capture_steps.capture(step_of(rate), capture_steps.batch()).item.fingerprint for rate in (0.1, 0.1, 0.2)
+    }
     assert len(fingerprints) == 2
 
 
@@ -89,7 +91,9 @@ def test_another_branch_gives_another_fingerprint():
 
         return step
 
-    fingerprints = {steps.capture(step_of(factor), steps.batch()).item.fingerprint for factor in (2.0, 3.0)}
+    fingerprints = {
+        capture_steps.capture(step_of(factor), capture_steps.batch()).item.fingerprint for factor in (2.0, 3.0)
+    }
     assert len(fingerprints) == 2
 
 
@@ -144,8 +148,8 @@ def test_what_the_process_has_made_before_names_nothing_that_a_step_closes_over(
         tf.raw_ops.FlushSummaryWriter(writer=handle)
         return tf.reduce_sum(x) * large[0]
 
-    first = steps.capture(step, steps.batch())
+    first = capture_steps.capture(step, capture_steps.batch())
     tf.constant([1.0, 2.0]) + 1.0
-    again = steps.capture(step, steps.batch())
+    again = capture_steps.capture(step, capture_steps.batch())
     assert len(again.state) == 2
     assert first.item.fingerprint == again.item.fingerprint

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from autodist_py.capture.assemble import CaptureOptions
-from autodist_py.capture.graph import GraphScope, Signature
-from autodist_py.kernel.graph_view import GraphView
-from autodist_py.kernel.names import op_of
-from tests.capture.steps import batch, capture
+from autodist_py.capture.doors.graph import GraphScope, Signature
+from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.ir.names import op_of
+from tests.support.capture_steps import batch, capture
 
 
 def view_of(item):

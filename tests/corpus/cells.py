@@ -16,7 +16,7 @@ import tf_keras
 
 from autodist_py import AutoDist, AutoDistError
 from tests.corpus.header import STRATEGIES, Header, Seen, load
-from tests.oracle import assert_close, session_values
+from tests.support.oracle import assert_close, session_values
 
 _TOLD = 6
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from tests.oracle import EXACT
+from tests.support.oracle import EXACT
 
 FOLDER = Path(__file__).parent / "programs"
 

@@ -12,10 +12,17 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tests.cluster_pool import THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, CaseFailedError, Cluster, same_on_all_workers
 from tests.corpus import cells
 from tests.corpus.cells import Outcome, expect
 from tests.corpus.header import FAMILIES, STRATEGIES, Header, load, program_names
+from tests.support.cluster_pool import (
+    THREE_WORKERS,
+    TWO_REPLICAS,
+    TWO_WORKERS,
+    CaseFailedError,
+    Cluster,
+    same_on_all_workers,
+)
 
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "corpus.md"
 CLUSTERS = (TWO_REPLICAS, TWO_WORKERS, THREE_WORKERS)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cluster_pool import Cluster
 from tests.corpus.cells import Outcome, compare, expect
 from tests.corpus.header import FAMILIES, FOLDER, STRATEGIES, Header, Refusal, load, program_names
 from tests.corpus.report import CLUSTERS, TABLE, rows, run_cell
+from tests.support.cluster_pool import Cluster
 
 TURN = int(os.environ.get("CORPUS_TURN", "0"))
 THIRDS = 3

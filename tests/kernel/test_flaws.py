@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from autodist_py.kernel.device import resolve
 from autodist_py.kernel.pipeline import compile
+from autodist_py.kernel.topology import resolve
 from autodist_py.proto.errors import AutoDistError, GraphItemError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import build_strategy
-from tests.capture import steps
+from tests.support import capture_steps
 
 NAMES = ("", "nowhere", "x:99", "a:b:c", "x:-1", "^", ":0", "a b", "/x", "^x", "é", "x" * 10_000)
 OPS = ("", "NoSuchOp", "MatMul", "Placeholder", "Const", "While", "VarHandleOp")
@@ -24,8 +24,8 @@ OPS = ("", "NoSuchOp", "MatMul", "Placeholder", "Const", "While", "VarHandleOp")
 
 @cache
 def captured() -> GraphItem:
-    step, arguments = steps.keras_mlp()
-    return steps.capture(step, *arguments).item
+    step, arguments = capture_steps.keras_mlp()
+    return capture_steps.capture(step, *arguments).item
 
 
 def compiled(item: GraphItem) -> None:

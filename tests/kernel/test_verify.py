@@ -11,21 +11,25 @@ import tensorflow as tf
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
-from autodist_py.kernel.graph_view import GraphView
-from autodist_py.kernel.names import on_replica, op_of
-from autodist_py.kernel.program import Launch, Program, Promise
-from autodist_py.kernel.rewrite import Edits
+from autodist_py.kernel.ir.edits import Edits
+from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.ir.names import on_replica, op_of
+from autodist_py.kernel.program import Program
 from autodist_py.kernel.verify import verify
 from autodist_py.proto.errors import InvalidGraphError
-from tests.capture import steps
-from tests.kernel import programs
-from tests.kernel.programs import parsed
+from tests.support import capture_steps, kernel_programs
+from tests.support.kernel_programs import parsed
+
+
+def rewritten():
+    """A program of which nothing holds that passes bring about: its graph may be any."""
+    program = kernel_programs.program_of(parsed("a = Const()"), kernel_programs.topology(1))
+    return replace(program, holds=frozenset())
 
 
 def check(*lines, **changes):
     # The analysis is of the captured graph; only the graph as rewritten is what is verified here.
-    program = programs.program_of(parsed("a = Const()"), programs.place(1))
-    verify(replace(program, graph=GraphView(parsed(*lines)), **changes))
+    verify(replace(rewritten(), graph=GraphView(parsed(*lines)), **changes))
 
 
 def calling(name):
@@ -55,13 +59,13 @@ def test_a_data_input_after_a_control_input():
 
 
 def test_a_call_of_a_function_that_the_library_lacks():
-    program = programs.program_of(parsed("a = Const()"), programs.place(1))
+    program = rewritten()
     with pytest.raises(InvalidGraphError, match="names 'missing', which is not in the library"):
         verify(replace(program, graph=GraphView(calling("missing"))))
 
 
 def test_a_call_of_a_function_that_the_library_has_passes():
-    program = programs.program_of(parsed("a = Const()"), programs.place(1))
+    program = rewritten()
     graph = calling("there")
     graph.library.function.add().signature.name = "there"
     verify(replace(program, graph=GraphView(graph)))
@@ -106,28 +110,11 @@ def test_the_kernels_own_ops_may_read_several_replicas():
     )
 
 
-ORDERED = frozenset({Promise.ORDERED})
-LAUNCHES = (
-    Launch(("p", "q"), (0, 0, 0), "first"),
-    Launch(("m",), (0, 0, 1), "under way with either"),
-    Launch(("r", "s"), (0, 0, 2), "last"),
-)
-SOME_LAUNCHES = ("p = X()", "q = X()", "m = X()", "r = X(^p, ^q)")
-
-
-def test_a_collective_that_does_not_wait_for_all_ops_of_those_before_but_one():
-    with pytest.raises(InvalidGraphError, match=r"collective 's' does not wait for \^q"):
-        check(*SOME_LAUNCHES, "s = X(^p)", launches=LAUNCHES, holds=ORDERED)
-
-
-def test_ordered_collectives_pass_and_unordered_ones_do_before_they_are_ordered():
-    check(*SOME_LAUNCHES, "s = X(^p, ^q)", launches=LAUNCHES, holds=ORDERED)
-    check(*SOME_LAUNCHES, "s = X()", launches=LAUNCHES)
-
-
 def broken(name, edit, *, where=None, item=None):
     """The golden program after the pass `name`, with `edit` made in it, verified."""
-    program = programs.after(name, item or programs.linear_regression(), where or programs.place(2))
+    program = kernel_programs.after(
+        name, item or kernel_programs.linear_regression(), where or kernel_programs.topology(2)
+    )
     edits = Edits()
     edit(edits, program)
     verify(replace(program, graph=edits.apply(program.graph)))
@@ -135,12 +122,12 @@ def broken(name, edit, *, where=None, item=None):
 
 def test_a_gradient_that_is_not_combined_is_named():
     def read_raw(edits, program):
-        seam = program.item.gradients[0].tensors[0]
-        raw = program.analysis.captured.nodes[op_of(seam)].input[0]
-        edits.set_input(on_replica(1, op_of(seam)), 0, on_replica(1, raw))
+        marker = program.item.gradients[0].tensors[0]
+        raw = program.analysis.captured.nodes[op_of(marker)].input[0]
+        edits.set_input(on_replica(1, op_of(marker)), 0, on_replica(1, raw))
 
     with pytest.raises(InvalidGraphError, match=r"the gradient of 'w' is not combined(?s:.*)  > AutoDist-Replica-1/"):
-        broken("serve", read_raw)
+        broken("lower-exchanges", read_raw)
 
 
 def test_a_share_that_does_not_count_is_named():
@@ -151,25 +138,35 @@ def test_a_share_that_does_not_count_is_named():
             loss = tf.reduce_mean(tf.cast(tf.cast(x, tf.float16) @ tf.cast(weight, tf.float16), tf.float32))
         weight.assign_sub(tape.gradient(loss, weight))
 
-    item = steps.capture(step, steps.batch()).item
-    (seam,) = (op_of(one.tensor) for one in item.statistics if one.reduction == "part")
+    item = capture_steps.capture(step, capture_steps.batch()).item
+    (marker,) = (op_of(one.tensor) for one in item.statistics if one.reduction == "part")
 
     def read_ones(edits, program):
-        ones = program.analysis.captured.nodes[seam].input[0]
-        edits.set_input(on_replica(1, seam), 0, on_replica(1, ones))
+        ones = program.analysis.captured.nodes[marker].input[0]
+        edits.set_input(on_replica(1, marker), 0, on_replica(1, ones))
 
     with pytest.raises(InvalidGraphError, match=r"a statistic is not combined(?s:.*)  > AutoDist-Replica-1/"):
-        broken("serve", read_ones, item=item)
+        broken("lower-exchanges", read_ones, item=item)
 
 
 def test_a_write_that_nothing_runs_is_named():
-    program = programs.after("serve", programs.linear_regression(), programs.place(2))
+    program = kernel_programs.after("lower-exchanges", kernel_programs.linear_regression(), kernel_programs.topology(2))
     with pytest.raises(InvalidGraphError, match="'AutoDist-Replica-0/update' writes variable 'w', and nothing that is"):
         verify(replace(program, run_ops=()))
 
 
+def test_a_write_that_is_no_more_run_is_seen_beside_what_stood_before():
+    program = kernel_programs.after("order", kernel_programs.linear_regression(), kernel_programs.topology(2))
+    verify(replace(program, run_ops=(*program.run_ops, on_replica(0, "loss"))), program)
+    with pytest.raises(InvalidGraphError, match="'AutoDist-Replica-0/update' writes variable 'w', and nothing that is"):
+        verify(replace(program, run_ops=()), program)
+    (nothing,) = parsed(f"{on_replica(0, 'update')} = NoOp() @/device:CPU:0").node
+    with pytest.raises(InvalidGraphError, match="'update' writes variable 'w'"):
+        verify(replace(program, graph=program.graph.changed(added=(), replaced=[nothing])), program)
+
+
 def test_a_write_that_is_left_out_is_named():
-    program = programs.after("serve", programs.linear_regression(), programs.place(2))
+    program = kernel_programs.after("lower-exchanges", kernel_programs.linear_regression(), kernel_programs.topology(2))
     update = on_replica(0, "update")
     graph = program.graph.changed(added=(), replaced=parsed(f"{update} = NoOp()").node)
     with pytest.raises(
@@ -201,7 +198,7 @@ def test_an_assignment_of_the_kernel_that_a_user_does_not_wait_for():
 def test_an_update_on_another_device_than_its_variable():
     def move(edits, program):
         ((writer, *_), *_) = (names for names in program.analysis.writes.values() if names)
-        edits.set_device(on_replica(1, writer), program.place.local_replicas[0].device)
+        edits.set_device(on_replica(1, writer), program.topology.local_replicas[0].device)
 
     with pytest.raises(InvalidGraphError, match="writes a variable of another device"):
         broken("place", move)
@@ -273,8 +270,10 @@ def _is_accepted(program: Program, before: Program | None) -> bool:
 
 @cache
 def _bases() -> tuple[Program, ...]:
-    item = programs.linear_regression()
-    return tuple(programs.after(name, item, programs.place(2)) for name in ("refresh", "place", "order"))
+    item = kernel_programs.linear_regression()
+    return tuple(
+        kernel_programs.after(name, item, kernel_programs.topology(2)) for name in ("refresh", "place", "order")
+    )
 
 
 def _outcomes(base: Program, edits: Sequence[tuple[Edit, int]]) -> list[tuple[bool, bool]]:
@@ -314,7 +313,7 @@ def test_histories_have_edits_that_are_accepted_and_later_ones_that_are_not():
 
 
 def test_what_closes_no_loop_any_more_closes_a_cycle():
-    program = programs.program_of(parsed("a = Const()"), programs.place(1))
+    program = rewritten()
     before = replace(program, graph=GraphView(parsed("m = Merge(n)", "n = NextIteration(m)")), fetches=(), run_ops=())
     verify(before)
     after = replace(before, graph=before.graph.changed(added=(), replaced=parsed("n = Neg(m)").node))
@@ -334,7 +333,7 @@ def test_what_closes_no_loop_any_more_closes_a_cycle():
 )
 def test_what_is_added_later_is_seen_beside_what_stood_before(first, then):
     graph = parsed("v = VarHandleOp()", "value = Const()")
-    program = programs.program_of(parsed("a = Const()"), programs.place(1))
+    program = rewritten()
     before = replace(program, graph=GraphView(graph), fetches=(), run_ops=())
 
     def added(program, lines):
@@ -348,8 +347,8 @@ def test_what_is_added_later_is_seen_beside_what_stood_before(first, then):
 
 
 def test_a_variable_that_is_moved_away_from_its_update_is_seen():
-    program = programs.after("place", programs.linear_regression(), programs.place(2))
+    program = kernel_programs.after("place", kernel_programs.linear_regression(), kernel_programs.topology(2))
     edits = Edits()
-    edits.set_device(on_replica(1, "w"), program.place.local_replicas[0].device)
+    edits.set_device(on_replica(1, "w"), program.topology.local_replicas[0].device)
     with pytest.raises(InvalidGraphError, match="writes a variable of another device"):
         verify(replace(program, graph=edits.apply(program.graph)), program)

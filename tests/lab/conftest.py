@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.processes import Command, is_running
+from tests.support.processes import Command, is_running
 from tools.netlab import NETLAB, why_there_is_no_lab
 
 HOSTS = 3
@@ -84,16 +85,15 @@ class Run(Command):
 
     def send(self, number: signal.Signals) -> None:
         """The command itself gets the signal, and nothing between it and this process."""
-        (child,) = read(f"/proc/{self.process.pid}/task/{self.process.pid}/children").split()
-        os.kill(int(child), number)
+        (child,) = psutil.Process(self.process.pid).children()
+        child.send_signal(number)
 
     def press_ctrl_c(self) -> None:
         """What a terminal does: all in the process group get SIGINT, but for what only leads to the host."""
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != self.process.pid:
-                with suppress(ProcessLookupError):
-                    if os.getpgid(int(entry.name)) == self.process.pid:
-                        os.kill(int(entry.name), signal.SIGINT)
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if os.getpgid(child.pid) == self.process.pid:
+                    child.send_signal(signal.SIGINT)
 
 
 def read(path: str) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.ending import SCRIPT, STEPS, VICTIMS, WHILE, Ended
 from tests.lab.conftest import THREE_HOSTS, Lab
-from tests.processes import AUTODIST, ROOT, until
+from tests.support.ending import SCRIPT, STEPS, VICTIMS, WHILE, Ended
+from tests.support.processes import AUTODIST, ROOT, until
 
 pytestmark = pytest.mark.alone
 

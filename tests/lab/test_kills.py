@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import ending
 from tests.lab.conftest import HOSTS, THREE_HOSTS, Lab
-from tests.processes import AUTODIST, ROOT, Command
+from tests.support import ending
+from tests.support.processes import AUTODIST, ROOT, Command
 
 pytestmark = pytest.mark.alone
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from tests.by_horovod import is_installed
 from tests.lab.conftest import Lab, Run
+from tests.support.by_horovod import is_installed
 
 pytestmark = pytest.mark.alone
 
@@ -32,10 +32,10 @@ TRAINS_DIGITS = """
 import os, sys, time
 from pathlib import Path
 from autodist_py import AutoDist
-autodist = AutoDist("spec.yaml", seed=1)
+autodist = AutoDist("spec.yaml" if "AUTODIST_RANK" not in os.environ else "only-on-the-chief.yaml", seed=1)
 import keras, numpy as np, tensorflow as tf
 from sklearn.datasets import load_digits
-from autodist_py.runtime.worker_cluster import WorkerCluster
+from autodist_py.cluster.member import WorkerCluster
 
 keras.config.set_floatx("float64")
 images, labels = load_digits(return_X_y=True)
@@ -179,16 +179,17 @@ import json, os, sys, threading, time
 from dataclasses import replace
 from pathlib import Path
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec, SSHConfig
-from autodist_py.runtime.launcher import Job, chief_output
-from autodist_py.runtime.ssh_launcher import SshLauncher
-from autodist_py.settings import Settings
+from autodist_py.cluster.launch.local import Job, chief_output
+from autodist_py.cluster.launch.ssh import SshLauncher
+from autodist_py.cluster.launch.told import Told
+from autodist_py.config.settings import Settings
 
 settings = Settings.from_environment()
 started, reasons, done = time.monotonic(), {}, threading.Event()
 cases = json.loads(sys.argv[1])
 
 def ended(name):
-    def report(rank, code, reason):
+    def report(rank, code, reason, is_shown):
         reasons[name] = [rank, code, reason, time.monotonic() - started]
         if len(reasons) == len(cases):
             done.set()
@@ -199,7 +200,7 @@ for name, case in cases.items():
     node = NodeSpec(case.get("address", "10.77.0.2"), ssh_config="lab")
     resources = ResourceSpec((NodeSpec("10.77.0.1", chief=True), node), ssh=(("lab", config),))
     own = replace(settings, ssh_config=Path(case["config"])) if "config" in case else settings
-    job = Job(1, node, "10.77.0.1:9", "secret")
+    job = Job(1, node, "10.77.0.1:9", Told("secret"))
     if name == "folder":
         os.chdir(case["folder"])
     SshLauncher(chief_output(None), resources, own).launch(job, on_exit=ended(name))
@@ -284,9 +285,9 @@ def test_when_the_chief_is_killed_nothing_stays_on_any_host(lab, start, tmp_path
 
 ONLY_LAUNCHES = """
 import os, time
-from autodist_py.resources import load_resource_spec
-from autodist_py.runtime.chief import Chief
-from autodist_py.settings import Settings
+from autodist_py.config.resource_spec import load_resource_spec
+from autodist_py.cluster.chief import Chief
+from autodist_py.config.settings import Settings
 
 if "AUTODIST_RANK" in os.environ:
     print("launched")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autodist_py import AutoDist
-from autodist_py.comparison import Comparison, magnitude_of
+from autodist_py.diagnostics.comparison import Comparison, magnitude_of
 
 TOLERANCE = 1e-8
 BATCH = 7

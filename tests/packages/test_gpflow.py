@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from autodist_py import AutoDist
 from autodist_py.testing import compare
-from tests.cluster_pool import Cluster
-from tests.cluster_pool import same_on_all_workers as same
 from tests.packages.fitting import EXAMPLES, STRATEGIES, package
+from tests.support.cluster_pool import Cluster
+from tests.support.cluster_pool import same_on_all_workers as same
 
 gpflow = package("gpflow", "gpflow")
 

@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import pytest
 
-from tests.cluster_pool import TWO_REPLICAS, TWO_WORKERS, Cluster
-from tests.cluster_pool import same_on_all_workers as same
 from tests.packages.fitting import Values, assert_as_on_one_device, state
+from tests.support.cluster_pool import TWO_REPLICAS, TWO_WORKERS, Cluster
+from tests.support.cluster_pool import same_on_all_workers as same
 
 CLUSTERS = [TWO_REPLICAS, TWO_WORKERS]
 RNG = np.random.default_rng(7)

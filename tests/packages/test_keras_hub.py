@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 
-from tests.cluster_pool import Cluster
-from tests.cluster_pool import same_on_all_workers as same
 from tests.packages.fitting import BATCH, EXAMPLES, STRATEGIES, Values, assert_as_on_one_device, package, state
+from tests.support.cluster_pool import Cluster
+from tests.support.cluster_pool import same_on_all_workers as same
 
 keras_hub = package("keras_hub", "keras-hub")
 

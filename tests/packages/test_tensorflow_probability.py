@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tests.cluster_pool import Cluster
-from tests.cluster_pool import same_on_all_workers as same
 from tests.packages.fitting import BATCH, EXAMPLES, STRATEGIES, Values, assert_as_on_one_device, package, state
+from tests.support.cluster_pool import Cluster
+from tests.support.cluster_pool import same_on_all_workers as same
 
 tfp = package("tensorflow_probability", "tensorflow-probability")
 

@@ -14,9 +14,9 @@ import tensorflow as tf
 import tf_keras
 
 from autodist_py import AutoDist
-from tests.cluster_pool import Cluster
-from tests.cluster_pool import same_on_all_workers as same
 from tests.packages.fitting import BATCH, EXAMPLES, STRATEGIES, Values, assert_as_on_one_device, require, state
+from tests.support.cluster_pool import Cluster
+from tests.support.cluster_pool import same_on_all_workers as same
 
 require("tensorflow_recommenders", "tensorflow-recommenders")
 pytestmark = pytest.mark.own_cluster  # Its workers have another Keras.

@@ -35,6 +35,7 @@ def graph_items(draw):
     )
     reductions = st.sampled_from(["", "mean", "sum"])
     tensors = st.lists(names, min_size=1, max_size=1) | st.lists(names, min_size=3, max_size=3)
+    scalars = {one.name for one in variables if not one.shape}
     gradients = st.lists(
         st.builds(
             Gradient,
@@ -48,7 +49,7 @@ def graph_items(draw):
         ),
         max_size=4 if variables else 0,
         unique_by=lambda gradient: (gradient.key, gradient.variable),
-    )
+    ).map(lambda those: [one for one in those if not (one.is_sparse and one.variable in scalars)])
     statistics = st.lists(
         st.builds(
             Statistic,
@@ -212,6 +213,10 @@ def test_an_unknown_variable_is_answered_with_the_nearest_name(item):
         ({"gradients": (Gradient("table", ("g:0",)),) * 2}, "each gradient of a graph item is named once"),
         ({"variables": (Variable("w", "float32", ()),) * 2, "gradients": ()}, "repeated: w"),
         ({"inputs": (Input("x", "float32", None, batched=True),) * 2}, "each input of a graph item is named once"),
+        (
+            {"variables": (Variable("w", "float32", ()),), "gradients": (Gradient("w", ("i:0", "v:0", "s:0")),)},
+            "variable 'w' has none: it is a scalar",
+        ),
         ({"loss_reduction": "avg"}, "loss_reduction must be one of mean, sum; got 'avg'"),
     ],
 )

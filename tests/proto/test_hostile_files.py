@@ -1,21 +1,24 @@
 """Files and texts of somebody else: nothing that they name is run, and only our own errors leave."""
 
 import json
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autodist_py.config.resource_spec import load_resource_spec, parse_resource_spec
 from autodist_py.proto import strategy_pb2 as pb
 from autodist_py.proto import synchronizers_pb2, wire
-from autodist_py.proto.errors import AutoDistError, StrategyError
-from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.errors import AutoDistError, ResourceSpecError, StrategyError
+from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec, SSHConfig
+from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 from autodist_py.proto.values import load_value
-from autodist_py.resources import load_resource_spec, parse_resource_spec
 from autodist_py.strategy_builders.from_file import FromFile
 
 LOADERS: dict[str, Callable[[Path], object]] = {
@@ -89,24 +92,26 @@ def test_the_refusal_says_how_a_compressor_is_registered(tmp_path: Path) -> None
 def test_what_is_no_compressor_is_not_called(tmp_path: Path, kind: Callable[..., Any]) -> None:
     witness = tmp_path / "witness"
     for text in (f"os:mkdir(path='{witness}')", f"builtins:open(file='{witness}', mode='w')", "pathlib:Path"):
-        with pytest.raises(StrategyError, match="is no compressor, a class that has"):
+        with pytest.raises(StrategyError, match="is no compressor, a frozen dataclass that has"):
             kind(compressor=text)
     assert not witness.exists()
 
 
 def test_what_the_users_own_code_names_reaches_the_workers() -> None:
-    strategy = Strategy((Node("w", AllReduceSynchronizer(compressor=f"{__name__}:Own")),), ("a:CPU:0",))
+    strategy = Strategy((VariableStrategy("w", AllReduceSynchronizer(compressor=f"{__name__}:Own")),), ("a:CPU:0",))
     assert Strategy.from_proto(strategy.to_proto(), is_own=True) == strategy
     with pytest.raises(StrategyError, match="is read from a file"):
         Strategy.from_proto(strategy.to_proto())
 
 
+@dataclass(frozen=True)
 class Own:
-    gathers = False
-    sums_first = False
-    keeps_state = False
-    codes_rows = False
-    gives_up = "nothing"
+    passes_through: ClassVar[bool] = False
+    gathers: ClassVar[bool] = False
+    sums_first: ClassVar[bool] = False
+    keeps_state: ClassVar[bool] = False
+    codes_rows: ClassVar[bool] = False
+    gives_up: ClassVar[str] = "nothing"
 
     def travels_as(self, dtype: str) -> str:
         return dtype
@@ -131,6 +136,9 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("nodes: [{address: !!int abc}]", "line 1: YAML takes 'abc' for"),
         ("nodes: [{address: !!bool abc}]", "line 1: YAML takes 'abc' for"),
         (f"nodes: [{{address: {'9' * 6000}}}]", "line 1: YAML takes '9999"),
+        (f"nodes: [{{address: 0x{'f' * 4000}}}]", "line 1: YAML takes '0xff"),
+        (f"nodes: [{{address: a, network_bandwidth: 0b{'1' * 1025}}}]", "line 1: YAML takes '0b11"),
+        (f"nodes: [{{address: a, cpus: [{'59:' * 3000}59]}}]", "line 1: YAML takes '59:59"),
         ("[" * 100_000, "nested too deeply"),
         ("{" * 100_000, "nested too deeply"),
         ("- " * 100_000, "nested too deeply"),
@@ -167,6 +175,45 @@ def test_a_hostile_json_is_refused_in_words_that_can_be_printed(tmp_path: Path, 
     assert str(refusal.value).encode()
 
 
+@pytest.mark.parametrize(
+    ("load", "suffix"), [(load_resource_spec, ".json"), (load_resource_spec, ".yaml"), (Strategy.load, ".json")]
+)
+def test_the_one_key_that_comes_twice_is_found_soon(
+    tmp_path: Path, load: Callable[[Path], object], suffix: str
+) -> None:
+    keys = [f'"{number}": 1' for number in range(9_000 if suffix == ".yaml" else 20_000)]
+    path = tmp_path / f"twice{suffix}"
+    path.write_text(f"{{{', '.join([*keys, keys[-1]])}}}")
+    begin = time.thread_time()
+    with pytest.raises(AutoDistError, match=f"the key '{len(keys) - 1}' comes twice in one map"):
+        load(path)
+    assert time.thread_time() - begin < 5.0
+
+
+@pytest.mark.parametrize(
+    "address", ["::1%$(touch x)", "fe80::1%a b", "fe80::1%a\nb", "fe80::1%", "fe80::1%;x", "fe80::1%a%b"]
+)
+def test_a_zone_of_an_address_names_an_interface_alone(address: str) -> None:
+    """Ssh's configuration may give what it is told to a shell: CVE-2023-51385."""
+    with pytest.raises(ResourceSpecError, match="an address is an IP address or a host name"):
+        ResourceSpec((NodeSpec(address),))
+
+
+def test_a_zone_may_name_an_interface() -> None:
+    assert ResourceSpec((NodeSpec("fe80::1%eth0.1"),)).chief.address == "fe80::1%eth0.1"
+
+
+@pytest.mark.parametrize("name", ["-oProxyCommand=x", "$(touch x)", "a;b", "a b", "a\nb", "`x`", "a'b", "x\\"])
+def test_a_username_has_nothing_that_a_shell_would_run(name: str) -> None:
+    with pytest.raises(ResourceSpecError, match=r"ssh\.lab\.username: a username has no spaces, quotes"):
+        ResourceSpec((NodeSpec("host"),), (("lab", SSHConfig(name)),))
+
+
+@pytest.mark.parametrize("name", ["", "ada", "ada.l-1", "ada@example.org", "EXAMPLE\\ada", "host$", "å_da"])
+def test_other_usernames_are_taken(name: str) -> None:
+    assert ResourceSpec((NodeSpec("host"),), (("lab", SSHConfig(name)),)).ssh[0][1].username == name
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=300), st.sampled_from([".json", ".pb", ".yaml"]))
 def test_bytes_of_any_kind_raise_our_errors_alone(
@@ -185,8 +232,8 @@ JSON = json.dumps(
     wire.to_plain(
         Strategy(
             (
-                Node("w", AllReduceSynchronizer(compressor="TopKCompressor(ratio=0.5)"), "2"),
-                Node("v", PSSynchronizer("a")),
+                VariableStrategy("w", AllReduceSynchronizer(compressor="TopKCompressor(ratio=0.5)"), "2"),
+                VariableStrategy("v", PSSynchronizer("a")),
             ),
             ("127.0.0.1:CPU:0",),
         )._anonymous_proto()
@@ -197,10 +244,10 @@ JSON = json.dumps(
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, len(JSON) - 1), st.text(max_size=4), st.integers(0, 6))
 def test_a_strategy_that_was_edited_loads_or_is_refused(
-    tmp_path_factory: pytest.TempPathFactory, place: int, text: str, cut: int
+    tmp_path_factory: pytest.TempPathFactory, topology: int, text: str, cut: int
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "edited.json"
-    path.write_bytes((JSON[:place] + text + JSON[place + cut :]).encode("utf-8", "surrogatepass"))
+    path.write_bytes((JSON[:topology] + text + JSON[topology + cut :]).encode("utf-8", "surrogatepass"))
     try:
         Strategy.load(path)
     except AutoDistError as refusal:

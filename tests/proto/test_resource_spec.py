@@ -1,13 +1,13 @@
-"""`ResourceSpec`: ranks, devices, wire form, text. Its rules are tested through the YAML, in `test_resources.py`."""
+"""`ResourceSpec`: ranks, devices, wire form, text. Its rules are tested through the YAML (`tests/config`)."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autodist_py.config.resource_spec import parse_resource_spec
 from autodist_py.proto import resourcespec_pb2 as pb
 from autodist_py.proto.errors import ResourceSpecError
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec, SSHConfig
-from autodist_py.resources import parse_resource_spec
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
 environments = st.dictionaries(
@@ -25,7 +25,7 @@ def resource_specs(draw):
             texts,
             st.builds(
                 SSHConfig,
-                st.text(max_size=3),
+                st.from_regex(r"[\w.@$][\w.@$-]{0,2}", fullmatch=True),
                 st.integers(1, 65535),
                 st.none() | texts,
                 st.none() | texts,

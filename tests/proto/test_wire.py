@@ -15,7 +15,7 @@ from autodist_py.proto import wire
 from autodist_py.proto.errors import AutoDistError, GraphItemError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Output, Variable
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
-from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer
 from autodist_py.proto.values import load_value
 
@@ -31,7 +31,7 @@ ITEM = GraphItem(
 VALUES = [
     ITEM,
     GraphItem(b"", ()),
-    Strategy((Node("w", AllReduceSynchronizer()),), ("127.0.0.1:CPU:0",)),
+    Strategy((VariableStrategy("w", AllReduceSynchronizer()),), ("127.0.0.1:CPU:0",)),
     Strategy((), ("127.0.0.1:CPU:0",)),
     ResourceSpec((NodeSpec("127.0.0.1"),)),
     ResourceSpec((NodeSpec("127.0.0.1", network_bandwidth=2.0), NodeSpec("127.0.0.2", chief=True))),
@@ -159,7 +159,7 @@ def test_bytes_do_not_depend_on_the_hash_seed():
 import hashlib
 from autodist_py.proto import wire
 from autodist_py.proto.graph_item import GraphItem, Gradient, Variable
-from autodist_py.resources import parse_resource_spec
+from autodist_py.config.resource_spec import parse_resource_spec
 names = [f"v{index}" for index in range(50)]
 item = GraphItem(
     graph_def=b"graph",
@@ -179,7 +179,7 @@ for value in (item, spec):
 def test_values_and_builders_load_without_tensorflow():
     code = """
 import importlib, pkgutil, sys
-import autodist_py.proto, autodist_py.strategy_builders, autodist_py.resources
+import autodist_py.proto, autodist_py.strategy_builders, autodist_py.config.resource_spec
 from autodist_py.strategy_builders.base import resolve_builder
 for package in (autodist_py.proto, autodist_py.strategy_builders):
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):

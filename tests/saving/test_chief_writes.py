@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 
 from autodist_py import AutoDist
-from tests.cluster_pool import THREE_WORKERS, TWO_WORKERS, Cluster
+from autodist_py.strategy_builders.parameter_server import PS
+from tests.support.cluster_pool import THREE_WORKERS, TWO_WORKERS, Cluster
 
 X = np.random.default_rng(5).normal(size=(24, 6)).astype("float32")
 Y = np.random.default_rng(6).normal(size=(24, 3)).astype("float32")
@@ -218,6 +219,35 @@ def test_calls_of_some_workers_keep_nobody_waiting(cluster: Cluster, tmp_path: P
     assert set(found[0].values()) == {True}
     names = {"chief.keras", "rank-0.keras", "rank-1.keras", "all.keras", "1.keras", "2.keras"}
     assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def saved_after_other_numbers_of_steps(folder: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Workers take steps by themselves, worker 1 more of them; then all save a model that they train together."""
+    weight = tf.Variable(np.ones((6, 3), "float32"))
+    with AutoDist(strategy_builder=PS(sync=False)) as autodist:
+
+        @autodist.function
+        def step(x: tf.Tensor, y: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((x @ weight - y) ** 2)
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+
+        for _ in range(1 + 2 * autodist.rank):
+            step(X, Y)
+    with AutoDist() as autodist:
+        model = trained(autodist)
+        model.save(f"{folder}/m.keras")
+        saved = keras.saving.load_model(f"{folder}/m.keras")
+        return list(model.get_weights()), list(saved.get_weights())
+
+
+@pytest.mark.parametrize("cluster", [TWO_WORKERS], indirect=True, ids=lambda shape: shape.name)
+def test_workers_that_have_taken_other_numbers_of_steps_find_what_the_chief_writes(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    for own, saved in cluster.run(saved_after_other_numbers_of_steps, folder=str(tmp_path), timeout=60.0):
+        for found, wanted in zip(saved, own, strict=True):
+            np.testing.assert_array_equal(found, wanted)
 
 
 def saved_by_savers(folder: str) -> list[Any]:

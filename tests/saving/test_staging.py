@@ -21,12 +21,12 @@ def test_a_file_appears_with_all_that_was_written_beside_it(tmp_path: Path) -> N
 
 
 def test_where_writing_raises_the_old_file_stays_and_nothing_else(tmp_path: Path) -> None:
-    place = tmp_path / "m.keras"
-    place.write_text("old")
-    with pytest.raises(OSError) as raised, staged(str(place)) as where:
+    topology = tmp_path / "m.keras"
+    topology.write_text("old")
+    with pytest.raises(OSError) as raised, staged(str(topology)) as where:
         Path(where).write_text("half")
         raise OSError(28, "No space left on device", where)
-    assert (names(tmp_path), place.read_text(), raised.value.filename) == (["m.keras"], "old", str(place))
+    assert (names(tmp_path), topology.read_text(), raised.value.filename) == (["m.keras"], "old", str(topology))
 
 
 def test_a_folder_takes_the_place_of_another_and_keeps_what_only_that_had(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autodist_py.config.resource_spec import local_resource_spec
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
-from autodist_py.proto.strategy import Node, Strategy
-from autodist_py.proto.synchronizers import AllReduceSynchronizer, Pace, PSSynchronizer
-from autodist_py.resources import local_resource_spec
+from autodist_py.proto.strategy import Strategy, VariableStrategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer, Consistency, PSSynchronizer
 from autodist_py.strategy_builders.base import build_strategy, resolve_builder
 from autodist_py.strategy_builders.parameter_server import PS, PSLoadBalancing
 
@@ -42,7 +42,7 @@ def test_ps_puts_everything_on_the_chiefs_first_cpu():
     strategy = build_strategy(PS(local_proxy_variable=True, staleness=3), item_of([4, 2]), resources)
     synchronizers = {node.synchronizer for node in strategy.node_config}
     assert synchronizers == {PSSynchronizer("10.0.0.1:CPU:0", local_replication=True, staleness=3)}
-    assert strategy.pace == Pace(staleness=3)
+    assert strategy.consistency == Consistency(staleness=3)
 
 
 @given(sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=30), workers=st.integers(1, 5))
@@ -97,7 +97,7 @@ class Given:
 
     def build(self, item, resources):
         nodes = [
-            Node(variable.name, synchronizer)
+            VariableStrategy(variable.name, synchronizer)
             for variable, synchronizer in zip(item.trainable_variables, self.synchronizers, strict=True)
         ]
         return Strategy(node_config=tuple(nodes), replicas=resources.replica_devices)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autodist_py.config.resource_spec import local_resource_spec
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
-from autodist_py.proto.strategy import Node, Strategy
-from autodist_py.proto.synchronizers import AllReduceSynchronizer, Pace, PSSynchronizer
-from autodist_py.resources import local_resource_spec
+from autodist_py.proto.strategy import Strategy, VariableStrategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer, Consistency, PSSynchronizer
 from autodist_py.strategy_builders.base import build_strategy, resolve_builder
 from autodist_py.strategy_builders.partitioned import (
     PartitionedAR,
@@ -38,11 +38,11 @@ def item_of(shapes: list[Shape], sparse: tuple[int, ...] = ()) -> GraphItem:
     return GraphItem(graph_def=b"", variables=variables, gradients=tuple(gradients))
 
 
-def servers_of(node: Node) -> list[str]:
+def servers_of(node: VariableStrategy) -> list[str]:
     return [one.reduction_destination for one in node.synchronizers if isinstance(one, PSSynchronizer)]
 
 
-def shard_bytes(node: Node, variable: Variable) -> list[float]:
+def shard_bytes(node: VariableStrategy, variable: Variable) -> list[float]:
     if not node.shards:
         return [variable.nbytes]
     length = variable.shape[node.axis]
@@ -140,8 +140,8 @@ def test_shards_are_bounded_by_the_rows_and_their_least_size(shape, least, shard
 def test_the_options_of_a_server_are_those_of_each_shard():
     builder = PartitionedPS(local_proxy_variable=True, staleness=2, min_shard_bytes=1)
     strategy = build_strategy(builder, item_of([(4, 2)]), local_resource_spec(2))
-    assert strategy.pace == Pace(staleness=2)
-    assert {one.local_replication for one in strategy.node("v0").synchronizers} == {True}  # type: ignore[union-attr]
+    assert strategy.consistency == Consistency(staleness=2)
+    assert {one.local_replication for one in strategy.node("v0").synchronizers} == {True}  # type: ignore[attr-defined]
 
 
 # -- Uneven -----------------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_parts_are_numbered_through_and_go_to_groups_of_chunk_size():
     strategy = build_strategy(builder, item_of([(4, 2), (), (3,)]), local_resource_spec(2))
     groups = [one.group for node in strategy.node_config for one in node.synchronizers]
     assert groups == [0, 0, 1, 1, 2]
-    assert {one.spec for node in strategy.node_config for one in node.synchronizers} == {"RING"}  # type: ignore[union-attr]
+    assert {one.spec for node in strategy.node_config for one in node.synchronizers} == {"RING"}  # type: ignore[attr-defined]
 
 
 def test_axes_are_drawn_by_seed_and_name_among_those_that_can_be_cut():
@@ -275,16 +275,16 @@ def test_parameters_out_of_range_are_refused(spec, message):
 def test_shards_that_do_not_make_the_variable_are_refused():
     class Short:
         def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
-            parts = tuple(Node(f"v0/part_{index}", AllReduceSynchronizer()) for index in range(2))
-            return Strategy((Node("v0", None, "2,1", parts, (2, 3)),), resources.replica_devices)
+            parts = tuple(VariableStrategy(f"v0/part_{index}", AllReduceSynchronizer()) for index in range(2))
+            return Strategy((VariableStrategy("v0", None, "2,1", parts, (2, 3)),), resources.replica_devices)
 
     with pytest.raises(StrategyError, match=r"strategy builder Short: .*'v0' has size 6 .* got shards of \(2, 3\)"):
         build_strategy(Short(), item_of([(6, 4)]), local_resource_spec(2))
     assert "3,1 (1, 2, 3)" in str(
-        Strategy((Node("w", AllReduceSynchronizer(), "3,1", part_sizes=(1, 2, 3)),), ("a:CPU:0",))
+        Strategy((VariableStrategy("w", AllReduceSynchronizer(), "3,1", part_sizes=(1, 2, 3)),), ("a:CPU:0",))
     )
     with pytest.raises(StrategyError, match=r"needs a size of at least 1 for each shard"):
-        Node("v0", AllReduceSynchronizer(), "2,1", part_sizes=(6, 0))
+        VariableStrategy("v0", AllReduceSynchronizer(), "2,1", part_sizes=(6, 0))
 
 
 @pytest.mark.parametrize(
@@ -301,8 +301,8 @@ def test_what_is_in_force_where_a_variable_cannot_be_cut_is_checked_too(own, mes
                 PSSynchronizer(device, sync=not isinstance(own, AllReduceSynchronizer))
                 for device in resources.server_devices
             ]
-            named = tuple(Node(f"v0/part_{index}", part) for index, part in enumerate(parts))
-            return Strategy((Node("v0", own, "2,1", named),), resources.replica_devices)
+            named = tuple(VariableStrategy(f"v0/part_{index}", part) for index, part in enumerate(parts))
+            return Strategy((VariableStrategy("v0", own, "2,1", named),), resources.replica_devices)
 
     with pytest.raises(StrategyError, match=message):
         build_strategy(Falling(), item_of([(6, 4)]), local_resource_spec(2))

@@ -14,6 +14,7 @@ from autodist_py.kernel.compressors.codec import Dense, Slot, State, Wire, apart
 class Brief:
     """What has more than two bytes is rounded to bfloat16, rows of sparse gradients too; nothing is kept."""
 
+    passes_through: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
     sums_first: ClassVar[bool] = False
     keeps_state: ClassVar[bool] = False

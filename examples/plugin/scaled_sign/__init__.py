@@ -11,13 +11,14 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist_py.kernel.compressors.codec import Dense, Slot, State, Wire, chosen
-from autodist_py.kernel.cross_device_ops.words import count, numbers_of, words_of
+from autodist_py.kernel.ir.bitcast import count, numbers_of, words_of
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledSign:
     """Signs as bytes, which each worker gathers from all others; what a gradient loses is added to the next one."""
 
+    passes_through: ClassVar[bool] = False
     gathers: ClassVar[bool] = True
     sums_first: ClassVar[bool] = False
     keeps_state: ClassVar[bool] = True

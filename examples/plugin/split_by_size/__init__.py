@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
-from autodist_py.proto.strategy import Node, Strategy
+from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 
 
@@ -27,9 +27,11 @@ class SplitBySize:
         """The large variables go round the servers in the order of their names."""
         large = sorted(one.name for one in item.trainable_variables if one.nbytes >= self.threshold)
         servers = resources.server_devices
-        homes = {name: servers[number % len(servers)] for number, name in enumerate(large)}
+        directory = {name: servers[number % len(servers)] for number, name in enumerate(large)}
         nodes = tuple(
-            Node(one.name, PSSynchronizer(homes[one.name]) if one.name in homes else AllReduceSynchronizer())
+            VariableStrategy(
+                one.name, PSSynchronizer(directory[one.name]) if one.name in directory else AllReduceSynchronizer()
+            )
             for one in item.trainable_variables
         )
         return Strategy(node_config=nodes, replicas=resources.replica_devices)

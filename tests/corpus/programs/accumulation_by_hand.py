@@ -7,14 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 from tests.corpus.data import batches, diabetes, rng
-from tests.corpus.header import Header, Refusal, Seen
+from tests.corpus.header import Header, Seen
 
-HEADER = Header(
-    "optimization methods",
-    "step function",
-    sizes=(8, 5, 7, 6),
-    refused={"PartitionedPS": Refusal(r"its update uses 'cond' \(If\)", ("2-workers", "3-workers"))},
-)
+HEADER = Header("optimization methods", "step function", sizes=(8, 5, 7, 6))
 
 
 def train(autodist: Any, header: Header) -> Iterator[Seen]:

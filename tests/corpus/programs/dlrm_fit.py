@@ -8,9 +8,14 @@ import numpy as np
 
 from tests.corpus.data import ratings, rng
 from tests.corpus.fitting import fitted
-from tests.corpus.header import Header, Seen
+from tests.corpus.header import Header, Refusal, Seen
 
-HEADER = Header("recommenders", "Keras fit", sizes=(8, 8, 5))
+HEADER = Header(
+    "recommenders",
+    "Keras fit",
+    sizes=(8, 8, 5),
+    refused={"PartitionedPS": Refusal(r"its update uses 'adagrad/Any.*' \(Any\)", ("2-workers", "3-workers"))},
+)
 SIZES, WIDTH, DENSE = (11, 9, 7), 4, 3
 
 

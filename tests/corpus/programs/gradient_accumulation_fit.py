@@ -7,14 +7,9 @@ import keras
 
 from tests.corpus.data import tumours
 from tests.corpus.fitting import fitted
-from tests.corpus.header import Header, Refusal, Seen
+from tests.corpus.header import Header, Seen
 
-HEADER = Header(
-    "optimization methods",
-    "Keras fit",
-    sizes=(8, 8, 8, 5),
-    refused={"PartitionedPS": Refusal(r"its update uses 'adam_w/cond' \(If\)", ("2-workers", "3-workers"))},
-)
+HEADER = Header("optimization methods", "Keras fit", sizes=(8, 8, 8, 5))
 
 
 def train(autodist: Any, header: Header) -> Iterator[Seen]:

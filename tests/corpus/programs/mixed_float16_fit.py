@@ -7,14 +7,13 @@ import keras
 
 from tests.corpus.data import wines
 from tests.corpus.fitting import fitted
-from tests.corpus.header import Header, Refusal, Seen
+from tests.corpus.header import Header, Seen
 
 HEADER = Header(
     "optimization methods",
     "Keras fit",
     tolerance=4e-3,
     sizes=(8, 8, 5),
-    refused={"PartitionedPS": Refusal(r"its update uses 'cond' \(If\)", ("2-workers", "3-workers"))},
     floatx="float32",
 )
 """float16 has 11 bits: parts of a sum are rounded to it before they are added."""

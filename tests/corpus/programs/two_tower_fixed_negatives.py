@@ -8,9 +8,14 @@ import numpy as np
 import tensorflow as tf
 
 from tests.corpus.data import batches, ratings, rng
-from tests.corpus.header import Header, Seen
+from tests.corpus.header import Header, Refusal, Seen
 
-HEADER = Header("recommenders", "step function", sizes=(8, 5, 7))
+HEADER = Header(
+    "recommenders",
+    "step function",
+    sizes=(8, 5, 7),
+    refused={"PartitionedPS": Refusal(r"its update uses 'adagrad/Any.*' \(Any\)", ("2-workers", "3-workers"))},
+)
 USERS, ITEMS, WIDTH, NEGATIVES = 11, 9, 4, 4
 
 

@@ -1,0 +1,84 @@
+"""Values that are known while a graph is captured: constants, static sizes, and arithmetic on them."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.ir.names import op_of, parse
+
+_ARITHMETIC: Mapping[str, Callable[..., np.ndarray]] = {
+    "Add": np.add,
+    "AddV2": np.add,
+    "Mul": np.multiply,
+    "Neg": np.negative,
+    "Range": np.arange,
+    "Sub": np.subtract,
+}
+
+
+class Constants:
+    """Values of tensors that follow from constants and static shapes."""
+
+    def __init__(self, graph: GraphView, tensor_of: Callable[[str], tf.Tensor]):
+        self._graph, self._tensor_of = graph, tensor_of
+        self._known: dict[str, np.ndarray | None] = {}
+
+    def value(self, tensor: str) -> np.ndarray | None:
+        """The value of `tensor`; None where it is not known."""
+        name = str(parse(tensor))
+        if name not in self._known:
+            self._known[name] = self._found(name)
+        return self._known[name]
+
+    def _found(self, tensor: str) -> np.ndarray | None:
+        node = self._graph.nodes[op_of(tensor)]
+        if node.op in ("Const", "Identity"):
+            return self._graph.constant(tensor)
+        if node.op == "StridedSlice":
+            return self._size(node)
+        if node.op == "Slice":
+            return self._sizes(node)
+        if node.op == "Rank":
+            rank = self._tensor_of(node.input[0]).shape.rank
+            return None if rank is None else np.array(rank, np.int32)
+        if node.op not in _ARITHMETIC and node.op not in ("ConcatV2", "Pack"):
+            return None
+        if tf.as_dtype(node.attr["Tidx" if node.op == "Range" else "T"].type) not in (tf.int32, tf.int64):
+            return None
+        values = [self.value(name) for name in node.input if not name.startswith("^")]
+        known = [value for value in values if value is not None]
+        if len(known) < len(values):
+            return None
+        if node.op == "Pack":
+            return np.stack(known, axis=node.attr["axis"].i)
+        if node.op == "ConcatV2":
+            return np.concatenate(known[:-1], axis=int(known[-1]))
+        return np.asarray(_ARITHMETIC[node.op](*known))
+
+    def _size(self, node: tf.compat.v1.NodeDef) -> np.ndarray | None:
+        """One static dimension, taken from a shape: `tf.shape(x)[i]`."""
+        source = self._graph.nodes[op_of(node.input[0])]
+        begin, stride = self.value(node.input[1]), self.value(node.input[3])
+        is_one = node.attr["shrink_axis_mask"].i == 1 and stride is not None and stride.tolist() == [1]
+        if source.op != "Shape" or not is_one or begin is None or begin.shape != (1,):
+            return None
+        shape = self._tensor_of(source.input[0]).shape
+        index = int(begin[0])
+        if shape.rank is None or not -shape.rank <= index < shape.rank or shape[index] is None:
+            return None
+        return np.array(shape[index], tf.as_dtype(source.attr["out_type"].type).as_numpy_dtype)
+
+    def _sizes(self, node: tf.compat.v1.NodeDef) -> np.ndarray | None:
+        """Static dimensions, taken from a shape: `tf.slice(tf.shape(x), [i], [n])`."""
+        source = self._graph.nodes[op_of(node.input[0])]
+        begin, size = self.value(node.input[1]), self.value(node.input[2])
+        if source.op != "Shape" or begin is None or size is None:
+            return None
+        shape = self._tensor_of(source.input[0]).shape
+        if shape.rank is None:
+            return None
+        first, count = int(begin[0]), int(size[0])
+        known = shape.as_list()[first : None if count < 0 else first + count]
+        return None if None in known else np.array(known, tf.as_dtype(source.attr["out_type"].type).as_numpy_dtype)

@@ -1,0 +1,226 @@
+"""Puts the statistics that a `LayoutSolver` found into a captured graph, each behind an op of its own."""
+
+import copy
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from autodist_py.capture.batch.layout_solver import AGAIN, LayoutSolver
+from autodist_py.kernel.ir.fragment import TensorSpec, trace
+from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.ir.names import op_of, parse, unique_names
+from autodist_py.proto.graph_item import Statistic
+
+
+class Insertion:
+    """Puts statistics into a captured graph."""
+
+    def __init__(self, graph: GraphView, solver: LayoutSolver, tensor_of: Callable[[str], tf.Tensor]):
+        self.nodes = dict(graph.nodes)
+        self._own: set[str] = set()
+        self._graph, self._solver, self._tensor_of = graph, solver, tensor_of
+        self._again: dict[str, str] = {}
+        self._markers: dict[tuple[str, str], str] = {}
+        self._totals: dict[str, str] = {}
+        self.statistics: list[Statistic] = []
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything was changed."""
+        return bool(self._own)
+
+    def _edit(self, op: str) -> tf.compat.v1.NodeDef:
+        """The op, which may be changed."""
+        if op not in self._own:
+            self.nodes[op] = copy.deepcopy(self.nodes[op])
+            self._own.add(op)
+        return self.nodes[op]
+
+    def graph_def(self) -> tf.compat.v1.GraphDef:
+        """The graph as it is now."""
+        return self._graph.made_of(self.nodes.values(), ()).graph_def()
+
+    def combine(self, op: str, index: int, reduction: str) -> None:
+        """Let `op` read its `index`-th input combined by `reduction`."""
+        node = self._edit(op)
+        node.input[index] = self._combined(node.input[index], reduction)
+
+    def result(self, tensor: str) -> str:
+        """The result `tensor`, or what is computed again for it; a gradient with all its terms."""
+        if op_of(tensor) in self._totals:
+            return self._totals[op_of(tensor)]
+        if self._solver.is_again(tensor) and op_of(tensor) in self.nodes:
+            return self._combined(tensor, AGAIN)
+        return tensor
+
+    def take_part(self, tensor: str) -> None:
+        """Let all that reads `tensor`, which is the same on all replicas, read a replica's part of it."""
+        readers = [name for name, node in self.nodes.items() if str(parse(tensor)) in map(_spelt, node.input)]
+        marker = self._combined(tensor, "part")
+        for reader in readers:
+            for index, name in enumerate(self.nodes[reader].input):
+                if _spelt(name) == str(parse(tensor)):
+                    self.read(reader, index, marker)
+
+    def read(self, op: str, index: int, tensor: str) -> None:
+        """Let `op` read `tensor` as its `index`-th input."""
+        self._edit(op).input[index] = tensor
+
+    def readers(self, op: str) -> int:
+        """How many times a result of `op` is read, or its end waited for."""
+        return sum(op_of(name) == op for node in self.nodes.values() for name in node.input)
+
+    def pass_by(self, marker: str, own: str, total: str) -> None:
+        """Let `marker` pass on `own`, and all that reads it read `total`, which is computed from it."""
+        for reader in [name for name, node in self.nodes.items() if marker in map(op_of, node.input)]:
+            if reader != op_of(total):
+                for index, name in enumerate(self.nodes[reader].input):
+                    if op_of(name) == marker and not name.startswith("^"):
+                        self._edit(reader).input[index] = total
+        self._edit(marker).input[0] = own
+        self._totals[marker] = total
+
+    def require_all_rows(self, op: str, whole: str, *, is_shape: bool, message: str) -> None:
+        """Let all that reads `op` wait until it is known to return as many rows as there are; else the step fails.
+
+        Args:
+            op: whose first result has rows.
+            whole: what has all of them, or a shape that begins with their number.
+            is_shape: whether it is that.
+            message: of the error.
+        """
+
+        def all_rows(rows: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
+            wanted = tf.cast(whole[0] if is_shape else tf.shape(whole)[0], tf.int32)
+            found = tf.shape(rows)[0]
+            check = tf.raw_ops.Assert(condition=tf.equal(found, wanted), data=[message, found, wanted])
+            with tf.control_dependencies([check]):
+                return tf.identity(rows)
+
+        specs = [TensorSpec(name, self._tensor_of(name).dtype) for name in (f"{op}:0", whole)]
+        (scope,) = unique_names([f"{op}/all_rows"], self.nodes)
+        fragment = trace(all_rows, specs, scope=scope)
+        readers = [name for name, node in self.nodes.items() if op in map(_spelt, node.input)]
+        for reader in readers:
+            for index, name in enumerate(self.nodes[reader].input):
+                if _spelt(name) == op:
+                    self.read(reader, index, fragment.outputs)
+        for node in fragment.nodes:
+            node.device = self.nodes[op].device
+            self.put(node)
+
+    def put(self, node: tf.compat.v1.NodeDef) -> str:
+        """Add `node`, under a name that nothing has; returns the name."""
+        (node.name,) = unique_names([node.name], self.nodes)
+        self.nodes[node.name] = node
+        self._own.add(node.name)
+        return node.name
+
+    def pass_on(self, name: str, tensor: str, dtype: tf.DType) -> str:
+        """An op of its own that passes on `tensor`."""
+        return self._add("Identity", name, [tensor], "T", dtype).name
+
+    def cast(self, name: str, tensor: str, source: tf.DType, target: tf.DType) -> str:
+        """An op that casts `tensor`."""
+        node = self._add("Cast", name, [tensor], "SrcT", source)
+        node.attr["DstT"].type = target.as_datatype_enum
+        return node.name
+
+    def sum(self, name: str, terms: Sequence[str], dtype: tf.DType) -> str:
+        """The sum of `terms`, which have one shape."""
+        if len(terms) == 1:
+            return terms[0]
+        total = self._add("AddN", name, terms, "T", dtype)
+        total.attr["N"].i = len(terms)
+        return total.name
+
+    def join_rows(self, name: str, parts: Sequence[str], dtype: tf.DType) -> str:
+        """The rows of `parts`, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        joined = self._add("ConcatV2", name, [*parts, self._constant(f"{name}/axis", np.array(0))], "T", dtype)
+        joined.attr["N"].i = len(parts)
+        joined.attr["Tidx"].type = tf.int32.as_datatype_enum
+        return joined.name
+
+    def cut_rows(self, name: str, tensor: str, tail: int, dtype: tf.DType) -> tuple[str, str]:
+        """The rows of `tensor` but the last `tail` ones, and these."""
+        sizes = self._constant(f"{name}/sizes", np.array([-1, tail]))
+        axis = self._constant(f"{name}/axis", np.array(0))
+        parts = self._add("SplitV", name, [tensor, sizes, axis], "T", dtype)
+        parts.attr["Tlen"].type = tf.int32.as_datatype_enum
+        parts.attr["num_split"].i = 2
+        return parts.name, f"{parts.name}:1"
+
+    def zeros(self, name: str, shape: Sequence[int], dtype: tf.DType) -> str:
+        """Zeros: no constant of this size, and computed from nothing that differs between replicas."""
+        sizes = self._constant(f"{name}/shape", np.array(shape, np.int32))
+        fill = self._add("Fill", name, [sizes, self._constant(f"{name}/zero", np.zeros([]), dtype)], "T", dtype)
+        fill.attr["index_type"].type = tf.int32.as_datatype_enum
+        return fill.name
+
+    def _constant(self, name: str, value: np.ndarray, dtype: tf.DType = tf.int32) -> str:
+        node = self._add("Const", name, [], "dtype", dtype)
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
+        return node.name
+
+    def _combined(self, tensor: str, reduction: str) -> str:
+        if reduction == AGAIN:
+            return self._computed_again(tensor)
+        symbol = self._tensor_of(tensor)
+        shape = tuple(symbol.shape.as_list())
+        if reduction == "rows":
+            shape = (None, *shape[1:])
+        return self._marker(tensor, symbol.dtype, shape, reduction)
+
+    def _computed_again(self, tensor: str) -> str:
+        """`tensor`, computed by copies of its ops from what is combined."""
+        name = parse(tensor)
+        if name.op not in self._again:
+            node = copy.deepcopy(self._graph.nodes[name.op])
+            (node.name,) = unique_names([f"{name.op}/of_all_examples"], self.nodes)
+            for index, read in enumerate(node.input):
+                if not read.startswith("^") and (reduction := self._solver.reduction_again(read)):
+                    node.input[index] = self._combined(read, reduction)
+            self.nodes[node.name] = node
+            self._own.add(node.name)
+            self._again[name.op] = node.name
+        return str(name._replace(op=self._again[name.op]))
+
+    def combine_change(self, op: str) -> None:
+        """Let the assignment `op` write the value before, plus the sum of the changes that replicas would make."""
+        assign = self._edit(op)
+        handle, value = assign.input[0], assign.input[1]
+        symbol = self._tensor_of(value)
+        before = self._add("ReadVariableOp", f"{op}/before", [handle], "dtype", symbol.dtype)
+        before.input.extend(name for name in assign.input if name.startswith("^"))
+        change = self._add("Sub", f"{op}/change", [value, before.name], "T", symbol.dtype)
+        marker = self._marker(change.name, symbol.dtype, tuple(symbol.shape.as_list()), "sum")
+        assign.input[1] = self._add("AddV2", f"{op}/after", [before.name, marker], "T", symbol.dtype).name
+
+    def _marker(self, tensor: str, dtype: tf.DType, shape: tuple[int | None, ...], reduction: str) -> str:
+        name = parse(tensor)
+        key = (str(name), reduction)
+        if key not in self._markers:
+            suffix = f"_{name.output}" if name.output else ""
+            marker = self._add("Identity", f"{name.op}/statistic_{reduction}{suffix}", [tensor], "T", dtype)
+            self._markers[key] = marker.name
+            self.statistics.append(Statistic(f"{marker.name}:0", dtype.name, shape, reduction))
+        return self._markers[key]
+
+    def _add(
+        self, kind: str, name: str, inputs: Sequence[str], attribute: str, dtype: tf.DType
+    ) -> tf.compat.v1.NodeDef:
+        (unused,) = unique_names([name], self.nodes)
+        device = self.nodes[op_of(inputs[-1])].device if inputs else ""
+        node = tf.compat.v1.NodeDef(name=unused, op=kind, input=inputs, device=device)
+        node.attr[attribute].type = dtype.as_datatype_enum
+        self.nodes[unused] = node
+        self._own.add(unused)
+        return node
+
+
+def _spelt(name: str) -> str:
+    """The tensor that an input names; "" for one that is only waited for."""
+    return "" if name.startswith("^") else str(parse(name))

@@ -1,0 +1,166 @@
+"""What else replicas must exchange, beside gradients: found in the captured graph, before anything is rewritten.
+
+A write that depends on the replica's own examples (a metric, batch-norm's averages), a result, or a normalizer of the
+loss is traced back to *statistics*: values that are a sum or mean over examples, or rows of the batch, and so can be
+combined exactly. Each is passed on through an op of its own (`Identity`), at which the kernel combines it; all that is
+computed from it is then computed alike on every replica, as one device does.
+
+In the computation of a loss, only what does not depend on trained variables is combined: back-propagation, and batch
+statistics of activations, stay a replica's own.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import tensorflow as tf
+
+from autodist_py.capture.batch.cotangents import BackPropagation
+from autodist_py.capture.batch.half_precision import HalfPrecision
+from autodist_py.capture.batch.insertion import Insertion
+from autodist_py.capture.batch.layout_solver import LayoutSolver
+from autodist_py.capture.batch.mixing import Mixing
+from autodist_py.capture.batch.regularizers import Separation
+from autodist_py.capture.batch.shares import Shares
+from autodist_py.capture.batch.sparse_rows import Rows
+from autodist_py.capture.recording.gradients import Origin
+from autodist_py.capture.recording.layers import LayerCall
+from autodist_py.capture.recording.user_code import line_of
+from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.ir.names import op_of
+from autodist_py.proto.errors import CaptureError
+from autodist_py.proto.graph_item import Gradient, GraphItem, Statistic
+
+_SHORT = (
+    "it returns a row for each example up to the last one that has an entry, and the last ones of a replica's part "
+    "have none. Use tf.nn.safe_embedding_lookup_sparse, or an op that is told the number of rows. The rows that it "
+    "has, and those that it should have:"
+)
+
+
+def with_statistics(
+    item: GraphItem,
+    graph: GraphView,
+    whole: GraphView,
+    origins: Sequence[Origin],
+    tensor_of: Callable[[str], tf.Tensor],
+    *,
+    batch: str,
+    layer_calls: Sequence[LayerCall] = (),
+    shows_ops: bool = False,
+) -> GraphItem:
+    """`item` with its statistics, and what each gradient and output does with examples.
+
+    Args:
+        item: what was captured.
+        graph: its graph.
+        whole: the graph it was cut from, which has the losses too.
+        origins: for each of its gradients, what it is the gradient of.
+        tensor_of: a tensor of `whole` by its name; only its shape and type are used.
+        batch: whether workers are given the same ("global"), or each its own part ("local").
+        layer_calls: of Keras's layers, in order.
+        shows_ops: whether the values of ops are results too, after the others.
+    """
+    losses = [one.losses for one in origins]
+    solver = LayoutSolver(item, whole, losses, tensor_of, batch, layer_calls)
+    solver.make()
+    losses = _of_each(item.gradients, losses, whole)
+    gradients = tuple(
+        replace(gradient, reduction=solver.gradient_reduction(targets))
+        for gradient, targets in zip(item.gradients, losses, strict=True)
+    )
+    if not solver.varies:
+        outputs = tuple(replace(output, reduction="same") for output in item.outputs)
+        return replace(item, gradients=gradients, outputs=outputs)
+    mixing = Mixing(whole, solver, tensor_of)
+    mixtures = mixing.told(item.gradients, losses)
+    gradients = tuple(  # As the user is told: see `plan.inexact`.
+        replace(gradient, reduction=item.loss_reduction) if targets in mixtures else gradient
+        for gradient, targets in zip(gradients, losses, strict=True)
+    )
+    told = {*mixing.normalizing, *mixing.statistics, *mixing.mixed}
+    insertion = Insertion(graph, solver, tensor_of)
+    for (op, index), reduction in solver.edges.items():
+        if op in graph.nodes:
+            insertion.combine(op, index, reduction)
+    for op in solver.deltas:
+        insertion.combine_change(op)
+    half = HalfPrecision(insertion, tensor_of)
+    shares = Shares(graph, insertion, solver, BackPropagation(graph, solver, mixing, tensor_of), tensor_of)
+    mixed = {gradient for gradient, targets in zip(gradients, losses, strict=True) if targets in mixtures}
+    gradients = shares.in_parts(gradients, origins, item.reduction_of)
+    gradients = tuple(
+        replace(one, reduction=item.loss_reduction) if one in shares.refused else one for one in gradients
+    )
+    # Of a loss that mixes examples, that its back-propagation does so, too, is nothing new.
+    refused = [sentence for gradient, sentence in shares.refused.items() if gradient not in mixed]
+    separation = Separation(graph, insertion, solver, tensor_of)
+    rows = Rows(graph, whole, insertion, solver, tensor_of)
+    synchronized: list[Gradient] = []
+    for gradient in gradients:
+        is_sum = item.reduction_of(gradient) == "sum"
+        if gradient.is_sparse:
+            synchronized += rows.apart(gradient, separation if is_sum else None)
+            continue
+        if is_sum:
+            separation.separate(gradient, item.variable(gradient.variable).shape)
+        synchronized.append(gradient)
+    synchronized = [term for gradient in synchronized for term in half.rounded(gradient)]
+    outputs = tuple(
+        replace(output, tensor=insertion.result(output.tensor), reduction=solver.result_reduction(output.tensor))
+        for output in item.outputs
+    )
+    joined = [
+        f"the result '{output.tensor}' has rows of several inputs, one behind the other, and would come back replica "
+        "by replica: return its parts, one for each input, or what it is made from"
+        for output in item.outputs
+        if solver.is_of_several_batches(output.tensor)
+    ]
+    for op, all_rows in solver.ending.items():
+        if op in graph.nodes:
+            line, is_shape = line_of(tensor_of(f"{op}:0").op), not solver.has_rows(all_rows)
+            message = f"{op}{f' ({line})' if line else ''}: {_SHORT}"
+            insertion.require_all_rows(op, all_rows, is_shape=is_shape, message=message)
+    _require_always_run(insertion.statistics, whole)
+    if shows_ops:
+        outputs += tuple(solver.known_values(graph))
+    return replace(
+        item,
+        graph_def=insertion.graph_def().SerializeToString(deterministic=True)
+        if insertion.is_needed
+        else item.graph_def,
+        gradients=tuple(synchronized),
+        outputs=outputs,
+        statistics=tuple(insertion.statistics),
+        local_ops=tuple(name for name in solver.local if name not in told),
+        normalizing_ops=tuple(mixing.normalizing),
+        mixtures=tuple(dict.fromkeys((*mixtures.values(), *refused, *joined))),
+        inseparable_ops=tuple(dict.fromkeys((*separation.inseparable, *shares.unseen))),
+    )
+
+
+def _of_each(
+    gradients: Sequence[Gradient], losses: Sequence[tuple[str, ...]], whole: GraphView
+) -> list[tuple[str, ...]]:
+    """Of the losses that each gradient was asked for, those that depend on its variable."""
+    found = []
+    for gradient, targets in zip(gradients, losses, strict=True):
+        reached = whole.dataflow_descendants({gradient.variable} & whole.nodes.keys())
+        found.append(tuple(tensor for tensor in targets if op_of(tensor) in reached) or targets)
+    return found
+
+
+def _require_always_run(statistics: Iterable[Statistic], whole: GraphView) -> None:
+    """Refuse statistics that are not computed in each step: replicas would wait for one another.
+
+    Raises:
+        CaptureError: the op of the statistic.
+    """
+    ends = {node.name for node in whole.of_type({"Exit", "Merge"})}
+    begins = {node.name for node in whole.of_type({"Enter", "Switch"})}
+    for statistic in statistics:
+        op = statistic.tensor.rpartition("/statistic_")[0]
+        if begins and begins & whole.ancestors([op], blocked=ends):
+            raise CaptureError(
+                f"'{op}' must be combined over all replicas, and is inside a branch or loop of TensorFlow 1's control "
+                "flow, which may not run in each step. Compute it before, or use tf.compat.v1.enable_control_flow_v2()"
+            )

@@ -1,0 +1,1 @@
+"""The coordinator of a run, on the chief: its state, and its gRPC service."""

@@ -1,0 +1,82 @@
+"""The process between another host's sshd and the worker there: `python -m autodist_py.cluster.launch.agent`.
+
+It runs this Python with the arguments after the first. It is told over standard input what to do, and the end of that
+is the end of the chief, or of the connection; so the worker is ended by who knows its process id, on its own machine.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import IO, cast
+
+STARTED = b"autodist: this Python runs\n"
+"""What is written to standard error first: nothing on the way there has failed. Afterwards nothing is written to it."""
+
+_TERMINATE_SECONDS = 1.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs a worker; its exit code, 128 + n when signal n ended it.
+
+    The first line of standard input is the worker's own (see `told.py`); then come the names of signals for the worker
+    and all that it started, a line each. When it ends, the worker has as many seconds as the first argument says.
+    """
+    grace, *options = arguments
+    sys.stderr.buffer.write(STARTED)
+    sys.stderr.flush()
+    os.dup2(1, 2)  # One pipe, so that lines stay in order.
+    told = open(0, "rb", buffering=0)  # noqa: SIM115 - open to the end; a buffer's lock would outlive its thread.
+    line = told.readline()
+    process = subprocess.Popen([sys.executable, *options], stdin=subprocess.PIPE, start_new_session=True)
+    worker = _Group(process)
+    with suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as stdin:
+        stdin.write(line)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, worker.pass_on)
+    threading.Thread(target=_obey, args=(worker, told, float(grace)), daemon=True).start()
+    code = worker.wait()
+    return code if code >= 0 else 128 - code
+
+
+class _Group:
+    """The worker's process, and all in its process group."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+        self._lock = threading.RLock()
+
+    def wait(self) -> int:
+        """The worker's exit code; what it started and left behind is ended, as it would hold the connection open."""
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        with self._lock:
+            self.send(signal.SIGKILL)  # Its id is still its own: the process is not reaped yet.
+            return self._process.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        """All get the signal, if the worker has not ended."""
+        with self._lock, suppress(ProcessLookupError, PermissionError):
+            if self._process.returncode is None:
+                os.killpg(self._process.pid, number)
+
+    def pass_on(self, number: int, _: FrameType | None) -> None:
+        """A signal for this process is one for the worker."""
+        self.send(signal.Signals(number))
+
+
+def _obey(worker: _Group, told: IO[bytes], grace: float) -> None:
+    for line in told:
+        worker.send(signal.Signals[line.strip().decode()])
+    time.sleep(grace)
+    worker.send(signal.SIGTERM)
+    time.sleep(_TERMINATE_SECONDS)
+    worker.send(signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

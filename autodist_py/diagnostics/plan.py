@@ -1,0 +1,343 @@
+"""What a strategy means for a graph on some nodes: who has which variable, and what a step sends over which link.
+
+It works without TensorFlow: it counts from the three values.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.filesize import decimal
+
+from autodist_py.kernel.collectives.engines import automatic_engine, has_automatic
+from autodist_py.proto.compressors import Compressor, text_of
+from autodist_py.proto.dtypes import ITEM_SIZES
+from autodist_py.proto.errors import AutoDistError, StrategyError
+from autodist_py.proto.graph_item import GraphItem, Output, Variable
+from autodist_py.proto.resource_spec import ResourceSpec
+from autodist_py.proto.strategy import Strategy, VariableStrategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
+from autodist_py.proto.text import count, short, some, table
+from autodist_py.strategy_builders.all_reduce import AllReduce
+from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
+
+_INDEX_BYTES = 8
+_WORD_BYTES = 4
+_HEADER = ("variable", "shape", "bytes", "gradient", "synchronizer", "group", "shards", "compressor", "a step sends")
+_ITEM, _STRATEGY, _SCHEDULE, _FAILURE = "item.pb", "strategy.json", "schedule.txt", "failure.json"
+
+
+class Traffic(NamedTuple):
+    """Bytes that a step sends.
+
+    Attributes:
+        nbytes: whatever the batch.
+        per_row: for each row of a table that a worker's batch uses, however often.
+        per_use: for each time that it uses one.
+    """
+
+    nbytes: float = 0.0
+    per_row: float = 0.0
+    per_use: float = 0.0
+
+    def __add__(self, other: "Traffic") -> "Traffic":  # type: ignore[override]
+        return Traffic(self.nbytes + other.nbytes, self.per_row + other.per_row, self.per_use + other.per_use)
+
+    def share(self, share: float) -> "Traffic":
+        """What a shard of that share of the variable has of it, if the rows that are used are spread evenly."""
+        return Traffic(self.nbytes * share, self.per_row * share, self.per_use * share)
+
+    def __str__(self) -> str:
+        sizes = zip(self, ("", " a row", " a use"), strict=True)
+        parts = [f"{decimal(round(size))}{what}" for size, what in sizes if size]
+        return " + ".join(parts) or decimal(0)
+
+
+class Link(NamedTuple):
+    """One direction between two workers, by rank."""
+
+    source: int
+    target: int
+
+
+class Part(NamedTuple):
+    """A shard of a variable, or all of it, and what its gradient is."""
+
+    variable: Variable
+    shape: tuple[int, ...]
+    is_sparse: bool
+
+    @property
+    def share(self) -> float:
+        """How much of the variable it is."""
+        elements = math.prod(self.variable.shape)
+        return math.prod(self.shape) / elements if elements else 1.0
+
+    @property
+    def item(self) -> int:
+        """The bytes of a number."""
+        return ITEM_SIZES.get(self.variable.dtype, 0)
+
+    @property
+    def row_bytes(self) -> float:
+        """The bytes of a row of the variable."""
+        rows = self.variable.shape[0] if self.variable.shape else 1
+        return self.variable.nbytes / rows if rows else self.item
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A strategy for an item on some nodes.
+
+    Attributes:
+        item: what is trained.
+        resources: on what.
+        strategy: how.
+        schedule: the events of a step's communication as text, in order, or why there are none; "": not known.
+    """
+
+    item: GraphItem
+    resources: ResourceSpec
+    strategy: Strategy
+    schedule: str = ""
+
+    def traffic(self, name: str) -> dict[Link, Traffic]:
+        """What a step sends for one variable, by link; nothing within a worker.
+
+        Collectives are rings (each of n workers sends 2 (n - 1) / n of the bytes; of rows that are gathered, those of
+        n - 1 workers). A server is sent gradients, and sends values; of a table that is not brought whole, the rows
+        that are asked for by their indices, each once. Gradients of rows are counted as if none were added up, and
+        as dense ones only where the strategy says that they travel so.
+        """
+        found: dict[Link, Traffic] = defaultdict(Traffic)
+        variable, is_sparse = self.item.variable(name), name in self._sparse
+        node = self.strategy.node(name)
+        for synchronizer, shape in node.parts(variable.shape):
+            part = Part(variable, shape, is_sparse)
+            if synchronizer.as_all_reduce:
+                flows = self._ring(part, synchronizer.as_all_reduce)
+            elif synchronizer.as_ps:
+                flows = self._served(part, synchronizer.as_ps)
+            for link, traffic in flows:
+                found[link] += traffic
+        return dict(found)
+
+    def links(self) -> dict[Link, Traffic]:
+        """What a step sends for all variables, by link, in order."""
+        total: dict[Link, Traffic] = defaultdict(Traffic)
+        for node in self.strategy.node_config:
+            for link, traffic in self.traffic(node.var_name).items():
+                total[link] += traffic
+        return dict(sorted(total.items()))
+
+    @property
+    def _sparse(self) -> frozenset[str]:
+        return frozenset(variable.name for variable in self.item.sparse_variables)
+
+    @property
+    def _engine(self) -> str:
+        """What AUTO stands for, in words."""
+        engine = automatic_engine(self.item, self.strategy, self.resources)
+        return f"{engine}, if every worker has it, else RING" if engine == "HOROVOD" else engine
+
+    def _ring(self, part: "Part", synchronizer: AllReduceSynchronizer) -> Iterator[tuple[Link, Traffic]]:
+        workers = len(self.resources.workers)
+        if workers == 1:
+            return
+        idle = {node.address for node in self.resources.workers} - set(map(_address, self.strategy.replicas))
+        compressor = synchronizer.compressor
+        # What is compressed is a worker's, of all its replicas.
+        is_one_ring = synchronizer.spec == "RING" and compressor.passes_through
+        members = len(self.strategy.replicas) + len(idle) if is_one_ring else workers
+        times = workers - 1 if compressor.gathers else 2 * (members - 1) / members
+        traffic = Traffic(times * compressor.wire_bytes(part.shape, part.item))
+        if part.is_sparse and not synchronizer.sparse_as_dense:
+            row_bytes = part.row_bytes * _rows_carried(part, compressor)
+            traffic = Traffic(per_use=(workers - 1) * (row_bytes + _INDEX_BYTES)).share(part.share)
+        for rank in range(workers):
+            yield Link(rank, (rank + 1) % workers), traffic
+
+    def _served(self, part: "Part", synchronizer: PSSynchronizer) -> Iterator[tuple[Link, Traffic]]:
+        addresses = [node.address for node in self.resources.workers]
+        server = addresses.index(_address(synchronizer.reduction_destination))
+        compressor = synchronizer.compressor
+        whole = Traffic(part.variable.nbytes).share(part.share)
+        rows = Traffic(per_use=part.row_bytes * _rows_carried(part, compressor) + _INDEX_BYTES).share(part.share)
+        gradient = rows if part.is_sparse else Traffic(compressor.wire_bytes(part.shape, part.item))
+        asked, answered = (
+            (Traffic(per_row=_INDEX_BYTES).share(part.share), Traffic(per_row=part.row_bytes).share(part.share))
+            if part.is_sparse and not synchronizer.local_replication
+            else (Traffic(), whole)
+        )
+        for rank in set(range(len(addresses))) - {server}:
+            yield Link(rank, server), gradient + asked
+            yield Link(server, rank), answered
+
+    def __str__(self) -> str:
+        links = self.links()
+        rows = [self._row(node) for node in self.strategy.node_config]
+        names = [node.address for node in self.resources.workers]
+        nodes = ((name, _total(links, source=rank), _total(links, target=rank)) for rank, name in enumerate(names))
+        pairs = ((f"{names[link.source]} -> {names[link.target]}", traffic) for link, traffic in links.items())
+        title = (
+            f"Plan: {count(len(rows), 'variable')}, {count(len(self.strategy.replicas), 'replica')} on "
+            f"{count(len(names), 'node')}, strategy {short(self.strategy.id)}"
+        )
+        parts = [title, table(_HEADER, rows), table(("node", "sends", "receives"), nodes)]
+        if links:
+            parts.append(table(("link", "carries"), pairs))
+        if any(traffic.per_use for traffic in links.values()):
+            parts.append(
+                "a use: for each time that a worker's batch uses a row of a table; a row: for each such row, once. "
+                "Where an update adds rows up by itself, as SGD's does, the gradient of each row is sent once; by "
+                "AllReduce that of a table of which a batch uses nearly all may be a dense one, if that is less."
+            )
+        parts += [self.schedule] if self.schedule else []
+        parts += [f"instead: {one}" for one in self.strategy.replaced]
+        parts += [f"all_reduce_spec AUTO: {self._engine}"] if links and has_automatic(self.strategy) else []
+        parts += [self.strategy.given_up, *(f"warning: {one}" for one in inexact(self.item))]
+        return "\n\n".join(parts)
+
+    def _row(self, node: VariableStrategy) -> tuple[object, ...]:
+        variable = self.item.variable(node.var_name)
+        groups = {str(one.group) for one in node.synchronizers if one.as_all_reduce}
+        compressors = {text_of(one.compressor) for one in node.synchronizers if not one.compressor.passes_through}
+        return (
+            variable.name,
+            "x".join(map(str, variable.shape)) or "scalar",
+            decimal(variable.nbytes),
+            "sparse" if variable.name in self._sparse else "dense",
+            " ".join(dict.fromkeys(map(str, node.synchronizers))),
+            " ".join(sorted(groups)),
+            f"{node.num_shards} ({', '.join(map(str, node.part_sizes))})" if node.part_sizes else node.num_shards,
+            " ".join(sorted(compressors)),
+            sum(self.traffic(variable.name).values(), Traffic()),
+        )
+
+
+def _address(device: str) -> str:
+    return device.rsplit(":", 2)[0]
+
+
+def _rows_carried(part: "Part", compressor: Compressor) -> float:
+    """How many bytes travel of each one of the rows of a sparse gradient."""
+    carried = ITEM_SIZES[compressor.travels_as(part.variable.dtype)]
+    width = math.prod(part.variable.shape[1:])
+    if carried == part.item or not width:
+        return 1.0
+    return -(-width * carried // _WORD_BYTES) * _WORD_BYTES / (width * part.item)  # Carried in whole words.
+
+
+def _total(links: dict[Link, Traffic], *, source: int | None = None, target: int | None = None) -> Traffic:
+    chosen = (one for link, one in links.items() if source in (None, link.source) and target in (None, link.target))
+    return sum(chosen, Traffic())
+
+
+def inexact(item: GraphItem) -> Iterator[str]:
+    """What of `item` is not, or may not be, computed as on one device, in sentences for the user."""
+    for mixture in item.mixtures:
+        yield (
+            f"{mixture}. Each replica mixes its own part, so that results depend on the number of replicas, and the "
+            f"loss is taken for a {item.loss_reduction} over its parts, as AutoDist(loss_reduction=...) says"
+        )
+    if item.normalizing_ops:
+        yield (
+            f"batch normalization ({some(item.normalizing_ops)}) normalizes each replica's part of the batch by "
+            "itself; its averages are over all examples"
+        )
+    if item.local_ops:
+        yield (
+            f"it is not seen that {some(item.local_ops)} keep examples apart. Where they mix them, each "
+            "replica mixes its own, so that results depend on the number of replicas; `autodist verify` tells whether "
+            "they do"
+        )
+    if item.inseparable_ops:
+        yield (
+            f"it is not seen that {some(item.inseparable_ops)} pass gradients on linearly, each example's by itself. "
+            "Where they do not, they are given other numbers than on one device. A term of the loss that depends on no "
+            "example, as a regularizer does, is added to a sum over examples behind them, and counts once per "
+            "replica; compute it apart from what the examples use, or take the mean over examples"
+        )
+    unknown = [gradient.variable for gradient in item.gradients if not gradient.reduction]
+    if unknown:
+        yield (
+            f"the loss whose gradients train {some(unknown)} is neither a sum nor a mean over examples, as far as its "
+            f"graph shows; it is taken for a {item.loss_reduction}, as AutoDist(loss_reduction=...) says"
+        )
+    results = [output.tensor for output in item.outputs if not output.reduction and _is_combined(output)]
+    if results:
+        yield (
+            f"it is not seen what the results {some(results)} are for the whole batch. A float of fixed shape is "
+            "combined over replicas as AutoDist(fetch_reduction=...) says, and what begins with the batch is joined. "
+            "Return what they are made from, or compute them from that outside of the step"
+        )
+
+
+def _is_combined(output: Output) -> bool:
+    """Whether a result that is not known is returned all the same: others are refused."""
+    return "float" in output.dtype or bool(output.shape and output.shape[0] is None)
+
+
+# -- A script that is planned -----------------------------------------------------------------------------------------
+
+
+class PlanMade(SystemExit):
+    """Ends the script: what it trains is known."""
+
+    def __init__(self, code: int = 0) -> None:
+        super().__init__(code)
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """In the place of a script's builder: it says what that one would, of other nodes, and ends the script.
+
+    Attributes:
+        builder: the script's.
+        resources: the nodes to plan for; the script itself runs in one process.
+        folder: where the plan goes.
+        schedule: the text of the step's schedule, for an item, a strategy and nodes.
+    """
+
+    builder: StrategyBuilder
+    resources: ResourceSpec
+    folder: Path
+    schedule: Callable[[GraphItem, Strategy, ResourceSpec], str]
+
+    def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
+        """Nothing is planned for a program that trains nothing.
+
+        Raises:
+            PlanMade: the plan is written, or why there is none.
+        """
+        if not item.gradients:
+            return AllReduce().build(item, resources)
+        try:
+            strategy = build_strategy(self.builder, item, self.resources)
+        except StrategyError as error:
+            (self.folder / _FAILURE).write_text(json.dumps(str(error)))
+            raise PlanMade(1) from error
+        item.save(self.folder / _ITEM)
+        (self.folder / _SCHEDULE).write_text(self.schedule(item, strategy, self.resources))
+        strategy.save(self.folder / _STRATEGY)
+        raise PlanMade
+
+
+def planned(folder: Path, resources: ResourceSpec) -> Plan | None:
+    """What a Planner wrote to `folder`; None: the script trained nothing.
+
+    Raises:
+        AutoDistError: the builder refused.
+    """
+    failure = folder / _FAILURE
+    if failure.exists():
+        raise AutoDistError(json.loads(failure.read_text()))
+    if not (folder / _STRATEGY).exists():
+        return None
+    # The script has written it a moment ago, in a folder of ours.
+    strategy = Strategy.load(folder / _STRATEGY, is_own=True)
+    return Plan(GraphItem.load(folder / _ITEM), resources, strategy, (folder / _SCHEDULE).read_text())

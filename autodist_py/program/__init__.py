@@ -1,0 +1,1 @@
+"""From a GraphItem to a step that runs."""

@@ -1,0 +1,99 @@
+"""The local program: a compiled graph as one TensorFlow function over the user's own variables."""
+
+import uuid
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from autodist_py import tf_adapter
+from autodist_py.kernel.ir.fragment import TensorSpec
+from autodist_py.kernel.ir.graph import ITERATORS, VARIABLE_OP, GraphView, rename_functions
+from autodist_py.kernel.ir.names import captured_name, op_of, parse
+from autodist_py.kernel.pipeline import CompiledProgram
+from autodist_py.kernel.program import ServerFunction
+
+
+class Executor:
+    """Runs a compiled program, step by step, in the eager context."""
+
+    def __init__(
+        self,
+        program: CompiledProgram,
+        variables: Mapping[tuple[str, int], tf.Variable],
+        state: Mapping[str, tf.Tensor],
+        *,
+        name: str = "step",
+        namespace: str = "",
+    ):
+        """Import the program's graph.
+
+        Args:
+            program: what to run.
+            variables: for each variable of the program and local replica, the one to read and write.
+            state: for each of its "state" inputs, the tensor to use (tables, iterators, constants).
+            name: what the step is called in profiles.
+            namespace: programs of one namespace share the iterators that their graphs make; "": this one has its own.
+        """
+        self._program, self._name, self._namespace = program, name, namespace
+        self._given = {f"{op}:0": tensor for op, tensor in state.items()}
+        self._given |= {
+            f"{bound.op}:0": variables[bound.variable, bound.replica].handle
+            for bound in program.variables
+            if (bound.variable, bound.replica) in variables
+        }
+        feeds = [
+            TensorSpec(source.name, tf.as_dtype(source.dtype), source.shape)
+            for source in program.item.inputs
+            if source.kind == "feed"
+        ]
+        self._run = self._function(name, program.graph, feeds, program.fetches, program.run_ops)
+
+    def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
+        """One step: a value for each of the item's outputs, from a tensor for each of its inputs of kind "feed"."""
+        return self._run(feeds)
+
+    def server_function(self, function: ServerFunction) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
+        """What the program's worker runs as a server, with the user's variables."""
+        return self._function(f"{self._name}_server", function.graph, function.takes, function.gives, function.run_ops)
+
+    def _function(
+        self, name: str, view: GraphView, feeds: Sequence[TensorSpec], fetches: Sequence[str], run_ops: Sequence[str]
+    ) -> Callable[[Sequence[tf.Tensor]], list[Any]]:
+        inputs = [(_spelt(feed.name), tf.TensorSpec(feed.shape, feed.dtype)) for feed in feeds]
+        given = {op_of(name) for name in (*self._given, *(name for name, _ in inputs))}
+        handles = {node.name for node in view.of_type({VARIABLE_OP})}  # One that is not given is not used.
+        graph = view.without(given | handles).graph_def()
+        _own_functions(graph, suffix=uuid.uuid4().hex[:12])
+        if self._namespace:
+            _share_iterators(graph, self._namespace)
+        names = tf_adapter.register_functions(graph.library)
+        weakref.finalize(self, tf_adapter.forget_functions, names)
+        return tf_adapter.graph_function(name, graph, inputs, self._given, list(map(_spelt, fetches)), run_ops)
+
+
+def _spelt(tensor: str) -> str:
+    """The tensor's name with the number of the result."""
+    name = parse(tensor)
+    return f"{name.op}:{name.output}"
+
+
+def _share_iterators(graph: tf.compat.v1.GraphDef, namespace: str) -> None:
+    """Name iterators, which are the program's own otherwise: one that makes them is not one that reads them."""
+    for node in graph.node:
+        if node.op in ITERATORS and not node.attr["shared_name"].s:
+            node.attr["shared_name"].s = f"{namespace}/{captured_name(node.name)}".encode()
+
+
+def _own_functions(graph: tf.compat.v1.GraphDef, *, suffix: str) -> None:
+    """Rename library functions to what no other program has: TensorFlow registers them by name."""
+    renamed = {function.signature.name: f"{function.signature.name}_{suffix}" for function in graph.library.function}
+    if not renamed:
+        return
+    for function in graph.library.function:
+        function.signature.name = renamed[function.signature.name]
+        for node in function.node_def:
+            rename_functions(node, renamed)
+    for node in graph.node:
+        rename_functions(node, renamed)

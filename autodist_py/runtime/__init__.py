@@ -1,1 +1,0 @@
-"""The runtime: the workers of a run, and the execution of compiled programs on them."""

@@ -1,0 +1,1 @@
+"""Variables that live elsewhere: on parameter servers, and in shards."""

@@ -1,0 +1,1 @@
+"""Questions about a captured graph; nothing here edits one."""

@@ -1,0 +1,108 @@
+"""Replicas' raw gradients, and how much each replica's value counts when they are combined."""
+
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from autodist_py.kernel.ir.fragment import TensorSpec
+from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.ir.names import on_replica, op_of
+from autodist_py.kernel.program import Program
+from autodist_py.proto.graph_item import Gradient
+
+
+def batch_specs(program: Program) -> list[TensorSpec]:
+    """What `replica_weights` needs of the graph, as arguments of a fragment: the step's rows, then each replica's."""
+    if program.batch is None:
+        return []
+    return [TensorSpec(name, tf.int64, ()) for name in (program.batch.total, *program.batch.rows)]
+
+
+def replica_weights(program: Program, batch: Sequence[tf.Tensor], reduction: str) -> list[tf.Tensor]:
+    """A float64 scalar for each local replica, by which its value counts in the sum over all replicas.
+
+    Args:
+        program: says how many replicas there are.
+        batch: the tensors that `batch_specs` asked for.
+        reduction: "mean": the replica's share of the step's examples; "sum", and "parts" of a mean: 1, and 0 for a
+            replica without examples.
+
+    Returns:
+        The weights. Where nothing is batched, the replicas that compute the same count for one together.
+    """
+    if not batch:
+        if reduction == "parts":
+            return [tf.ones([], tf.float64)] * program.num_local_replicas
+        alike = program.topology.num_replicas
+        if reduction == "sum" and program.options.batch == "local":
+            alike = program.num_local_replicas  # Each worker has its own part.
+        return [tf.constant(1.0 / alike, tf.float64)] * program.num_local_replicas
+    total, *rows = batch
+    if reduction in ("sum", "parts"):
+        return [tf.cast(own > 0, tf.float64) for own in rows]
+    # A worker that takes its steps by itself may have no examples at all.
+    return [tf.math.divide_no_nan(tf.cast(own, tf.float64), tf.cast(total, tf.float64)) for own in rows]
+
+
+def dense_bytes(program: Program, gradient: Gradient) -> int:
+    """The bytes that stand for a gradient between workers, if it travels as a dense one."""
+    variable = program.item.variable(gradient.variable)
+    dtype, shape = tf.as_dtype(variable.dtype), variable.shape
+    (synchronizer,) = program.strategy.node(gradient.variable).synchronizers
+    compressor = synchronizer.compressor
+    if compressor.passes_through or len(program.topology.all_workers) == 1:
+        return math.prod(shape) * summed_as(dtype).size
+    return compressor.wire_bytes(shape, dtype.size)
+
+
+_SUMMED = {tf.bfloat16: tf.float32, tf.float16: tf.float32}
+
+
+def summed_as(dtype: tf.DType) -> tf.DType:
+    """The type in which replicas' values are weighted and added up: shares in half precision do not add up to 1."""
+    return _SUMMED.get(dtype, dtype)
+
+
+def weighted(value: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """`value * weight` in the type of sums; 0 where the weight is 0, whatever the value: an empty replica's NaN."""
+    dtype = summed_as(value.dtype)
+    return tf.math.multiply_no_nan(tf.cast(value, dtype), tf.cast(weight, dtype))
+
+
+def raw_gradient(program: Program, gradient: Gradient, view: GraphView, replica: int) -> list[TensorSpec]:
+    """What the gradient's own ops read on `replica`: the raw gradient's tensors."""
+    shape = program.item.variable(gradient.variable).shape
+    shapes: list[tuple[int | None, ...]] = (
+        [(gradient.rows,), (gradient.rows, *shape[1:]), (len(shape),)] if gradient.is_sparse else [shape]
+    )
+    markers = (view.nodes[on_replica(replica, op_of(tensor))] for tensor in gradient.tensors)
+    return [
+        TensorSpec(marker.input[0], tf.as_dtype(marker.attr["T"].type), known)
+        for marker, known in zip(markers, shapes, strict=True)
+    ]
+
+
+def joined_rows(
+    gradient: Gradient, parts: Sequence[tuple[tf.Tensor, tf.Tensor]], *, sums: bool = False
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The rows of one gradient that several have, of each the indices and weighted values: what one device has.
+
+    Args:
+        gradient: says what its indices are for the whole batch.
+        parts: those of replicas, or of workers, in order.
+        sums: whether rows of one index are added up.
+    """
+    if gradient.indices == "same":
+        rows = parts[0][0], tf.add_n([values for _, values in parts])
+    else:
+        indices, values = (tf.concat(own, axis=0) if len(own) > 1 else own[0] for own in zip(*parts, strict=True))
+        rows = indices, values
+    is_repeated = gradient.indices == "distinct" and len(parts) > 1
+    return sum_duplicates(*rows) if sums or is_repeated else rows
+
+
+def sum_duplicates(indices: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Each row once, with the sum of its values, in the order in which rows first occur."""
+    distinct, positions = tf.unique(indices)
+    return distinct, tf.math.unsorted_segment_sum(values, positions, tf.shape(distinct)[0])

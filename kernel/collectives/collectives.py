@@ -1,0 +1,247 @@
+"""Reductions over the replicas of a cluster, written as TensorFlow functions: called while a fragment is traced.
+
+A value per local replica goes in, and a value per local replica comes out. Between workers, TensorFlow's collective ops
+move the data: one member per worker where local replicas are reduced first (the sum over all replicas then crosses
+the network once), one per replica where the whole ring is asked for.
+"""
+
+import math
+import zlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple, cast
+
+import tensorflow as tf
+
+from autodist_py.kernel.collectives import horovod_adapter
+from autodist_py.kernel.ir.bitcast import numbers_of, words_of
+from autodist_py.kernel.ir.tf_adapter import Group, all_gather, all_reduce, broadcast_receive, broadcast_send
+from autodist_py.kernel.topology import Topology, is_gpu
+
+RING, NCCL = "ring", "nccl"
+"""The engines of TensorFlow's collectives, as it names them; NCCL's reduces on GPUs, and does nothing else here."""
+HOROVOD = "horovod"
+"""The engine that sums over workers by Horovod's ops, and does nothing else."""
+
+REDUCIBLE = frozenset({tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64})
+"""What the ring carries."""
+CARRIED = {
+    **{kind: kind for kind in REDUCIBLE},
+    **dict.fromkeys((tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32),
+    tf.uint32: tf.int64,
+}
+"""The type as which values of each type travel without loss."""
+CARRIED_BY_HOROVOD = REDUCIBLE - {tf.bfloat16}
+
+
+def _row_counts() -> tuple[int, ...]:
+    """Numbers of rows that gathers have on the wire: all up to 16, then 16 per doubling (at most 6.25% is padding).
+
+    No rows are padded to one: what has no elements cannot be gathered.
+    """
+    sizes = list(range(16))
+    while sizes[-1] < 2**31:
+        octave = 2 ** (len(sizes) // 16 + 3)
+        sizes += [octave + step * (octave // 16) for step in range(16)]
+    return (1, *sizes[1:])
+
+
+_ROW_COUNTS = _row_counts()
+
+
+class Made(NamedTuple):
+    """The ops that make one collective on this worker: see Collective."""
+
+    ops: tuple[str, ...]
+    nbytes: int | None
+    by_name: bool
+
+
+class Collectives:
+    """The collectives of one fragment on one worker.
+
+    It hands out their instance keys, and notes which ops make each of them. A key stands for one shape: TensorFlow
+    keeps what it found out about a collective, and refuses another shape under the same key. What has no elements does
+    not travel: TensorFlow's gathers of nothing crash the process, and so do sums and broadcasts (tried on 2.21).
+    """
+
+    def __init__(self, topology: Topology, next_key: int):
+        """Collectives of the workers of `topology`, from the key `next_key` on."""
+        self.topology = topology
+        self.next_key = next_key
+        self.made: list[Made] = []
+
+    def _take_keys(self, count: int = 1) -> int:
+        key = self.next_key
+        self.next_key += count
+        return key
+
+    def _note(self, given: tf.Tensor, *results: tf.Tensor, by_name: bool = False) -> None:
+        """Note a collective of which each member gives a tensor like `given`."""
+        elements = given.shape.num_elements()
+        nbytes = None if elements is None else elements * given.dtype.size
+        self.made.append(Made(tuple(result.op.name for result in results), nbytes, by_name))
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers take part."""
+        return len(self.topology.workers)
+
+    def sum_over_workers(self, value: tf.Tensor, *, hint: str = RING) -> tf.Tensor:
+        """The sum of one value of a static shape per worker, by the engine `hint`; `value` itself on one worker.
+
+        Raises:
+            StrategyError: the engine is HOROVOD, which is not there.
+        """
+        if self.num_workers == 1 or value.shape.num_elements() == 0:
+            return value
+        if hint == HOROVOD:
+            with tf.device(self.topology.host):
+                total = horovod_adapter.all_reduce(value, f"horovod_{self._take_keys()}")
+            self._note(value, total, by_name=True)
+            return total
+        with self._where(value):
+            total = all_reduce(value, self._workers_group(value, self._take_keys(), hint))
+        self._note(value, total)
+        return total
+
+    def ring_over_replicas(self, values: Sequence[tf.Tensor], *, hint: str = RING) -> list[tf.Tensor]:
+        """The sum over all replicas, each of which is a member of one ring, or of what the engine `hint` makes."""
+        if values[0].shape.num_elements() == 0:
+            return list(values)
+        members = [(replica.worker, replica.device) for replica in self.topology.replicas]
+        group = Group(self.topology.num_replicas, group_key(members), self._take_keys(), hint)
+        sums = []
+        for replica, value in zip(self.topology.local_replicas, values, strict=True):
+            with tf.device(replica.device):
+                sums.append(all_reduce(value, group))
+        self._note(values[0], *sums)
+        return sums
+
+    def gather_rows(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Each worker's rows one after the other in rank order; workers may have different numbers of rows, or none.
+
+        Args:
+            parts: tensors of numbers, of any type, with the same number of rows (axis 0), say indices and values.
+
+        Returns:
+            For each of them the rows of all workers. Sizes are exchanged first, and shorter parts padded on the wire,
+            where all parts travel as one.
+        """
+        if self.num_workers == 1:
+            return list(parts)
+        rows = tf.shape(parts[0], out_type=tf.int64)[0]
+        sizes = self._gather(tf.reshape(rows, [1]), self._take_keys())
+        kind = tf.searchsorted(tf.constant(_ROW_COUNTS, tf.int64), tf.reduce_max(sizes, keepdims=True))[0]
+        length = tf.gather(tf.constant(_ROW_COUNTS, tf.int64), kind)
+        kept = tf.reshape(tf.where(tf.reshape(tf.sequence_mask(sizes, length), [-1])), [-1])
+        words = [words_of(_as_matrix(part)) for part in parts]
+        widths = [one.shape[1] for one in words]
+        sent = tf.concat([tf.reshape(_pad_rows(one, length), [-1]) for one in words], axis=0)
+        everyone = self._gather(tf.expand_dims(sent, 0), self._take_keys(len(_ROW_COUNTS)) + kind)
+        pieces = tf.split(everyone, [length * width for width in widths], axis=1, num=len(widths))
+        return [
+            _as_rows(tf.gather(tf.reshape(piece, [-1, width]), kept), part)
+            for piece, width, part in zip(pieces, widths, parts, strict=True)
+        ]
+
+    def sum_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """The sum of as many rows on each worker, where their number is known in a step only."""
+        if self.num_workers == 1:
+            return rows
+        if rows.shape.is_fully_defined():
+            return self.sum_over_workers(rows)
+        size = tf.shape(rows, out_type=tf.int64)[:1]
+        sizes = self._gather(size, self._take_keys())
+        differ = "workers look up different numbers of rows, of what is the same for all of the batch:"
+        checked = tf.raw_ops.Assert(condition=tf.reduce_all(tf.equal(sizes, size)), data=[differ, sizes])
+        with tf.control_dependencies([checked]):
+            kind = tf.searchsorted(tf.constant(_ROW_COUNTS, tf.int64), size)[0]
+        sent = _pad_rows(_as_matrix(rows), tf.gather(tf.constant(_ROW_COUNTS, tf.int64), kind))
+        if not sent.shape[1]:
+            return rows
+        with self._where(sent):
+            total = all_reduce(sent, self._workers_group(sent, self._take_keys(len(_ROW_COUNTS)) + kind))
+        self._note(sent, total)
+        return tf.reshape(total[: size[0]], tf.shape(rows))
+
+    def gather(self, value: tf.Tensor) -> tf.Tensor:
+        """Each worker's value, of one static shape, stacked in rank order."""
+        if value.dtype == tf.bfloat16:  # Reductions carry it, gathers do not.
+            everyone = self.gather(words_of(tf.reshape(value, [-1])))
+            numbers = numbers_of(everyone, value.dtype, value.shape.num_elements())
+            return tf.reshape(numbers, [self.num_workers, *value.shape])
+        value = tf.expand_dims(value, 0)
+        everyone = value if self.num_workers == 1 else self._gather(value, self._take_keys())
+        everyone.set_shape([self.num_workers, *value.shape[1:]])
+        return everyone
+
+    def broadcast(self, value: tf.Tensor) -> tf.Tensor:
+        """The first worker's value, bit by bit, of one static shape and a type of `CARRIED`; `value` on one worker."""
+        if self.num_workers == 1 or value.shape.num_elements() == 0:
+            return value
+        if value.dtype == tf.bfloat16:  # Reductions carry it, broadcasts do not.
+            return tf.bitcast(self.broadcast(tf.bitcast(value, tf.float16)), tf.bfloat16)
+        own, group = tf.cast(value, CARRIED[value.dtype]), self._workers_group(value, self._take_keys())
+        is_first = self.topology.worker == self.topology.workers[0]
+        with self._where(value):
+            received = broadcast_send(own, group) if is_first else broadcast_receive(own.shape, own.dtype, group)
+        self._note(own, received)
+        return tf.cast(tf.ensure_shape(received, value.shape), value.dtype)
+
+    def _gather(self, value: tf.Tensor, key: int | tf.Tensor) -> tf.Tensor:
+        if value.shape[1:].num_elements() == 0:
+            rows = tf.shape(value)[:1] * self.num_workers
+            return tf.zeros(tf.concat([rows, value.shape[1:]], axis=0), value.dtype)
+        with self._where(value):
+            everyone = all_gather(value, self._workers_group(value, key))
+        self._note(value, everyone)
+        return everyone
+
+    def _workers_group(self, value: tf.Tensor, key: int | tf.Tensor, hint: str = RING) -> Group:
+        """One member per worker: its first GPU, where the value is on a GPU, else its host."""
+        members = {replica.worker: self.topology.host for replica in self.topology.replicas}
+        if is_gpu(value.device):
+            members = {replica.worker: replica.device for replica in reversed(self.topology.replicas)}
+        return Group(self.num_workers, group_key(sorted(members.items())), key, hint)
+
+    def _where(self, value: tf.Tensor) -> AbstractContextManager[None]:
+        """This worker's member of the group takes part there."""
+        return cast(
+            AbstractContextManager[None], tf.device(value.device if is_gpu(value.device) else self.topology.host)
+        )
+
+
+def group_key(members: Sequence[tuple[int, str]]) -> int:
+    """Names a group by its members, given by worker and device, on all of them alike.
+
+    TensorFlow keeps the members of a key for the life of the process, and refuses others under the same key.
+    """
+    return zlib.crc32(repr(list(members)).encode()) & 0x7FFFFFFF
+
+
+def _pad_rows(value: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    missing = tf.reshape(rows - tf.shape(value, out_type=tf.int64)[0], [1, 1])
+    below = tf.concat([tf.zeros([1, 1], tf.int64), missing], axis=1)
+    padded = tf.pad(value, tf.pad(below, [[0, value.shape.rank - 1], [0, 0]]))
+    return tf.ensure_shape(padded, [None, *value.shape[1:]])
+
+
+def _as_matrix(rows: tf.Tensor) -> tf.Tensor:
+    """Rows of any shape as rows of numbers."""
+    return tf.reshape(rows, [tf.shape(rows)[0], math.prod(rows.shape[1:])])
+
+
+def _as_rows(words: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Rows of the shape and type of `like`, given by their words."""
+    numbers = numbers_of(words, like.dtype, math.prod(like.shape[1:]))
+    return tf.reshape(numbers, [tf.shape(words)[0], *like.shape[1:]])
+
+
+def on_each(value: tf.Tensor, devices: Sequence[str]) -> list[tf.Tensor]:
+    """The value, which is on the first of the devices, on each of them."""
+    copies = [value]
+    for device in devices[1:]:
+        with tf.device(device):
+            copies.append(tf.identity(value))
+    return copies

@@ -1,0 +1,246 @@
+"""Which gradients AllReduce combines together, and in which buckets: `gradient_events`, and `carrying`.
+
+Dense gradients of one group and dtype are laid into buckets as back-propagation finishes them. Outputs that are
+combined in the same way, the loss say, travel with the first that share a bucket. A sparse gradient is an event by
+itself, or travels as a dense one, among others (`sparse_as_dense.py`).
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import tensorflow as tf
+
+from autodist_py.kernel.analysis.outputs import combined_as
+from autodist_py.kernel.analysis.replica_weights import dense_bytes, summed_as
+from autodist_py.kernel.collectives import sparse_as_dense
+from autodist_py.kernel.collectives.collective_all_reduce import AUTOMATIC_PACK_BYTES
+from autodist_py.kernel.collectives.collectives import CARRIED_BY_HOROVOD, REDUCIBLE
+from autodist_py.kernel.collectives.members import engine_of, is_coded, members_of
+from autodist_py.kernel.compressors.rounding import travelling
+from autodist_py.kernel.events import AllReduceBucket, GatherRows, ReduceGradients
+from autodist_py.kernel.ir import flat_buffers
+from autodist_py.kernel.ir.names import op_of
+from autodist_py.kernel.program import Program
+from autodist_py.proto.errors import StrategyError
+from autodist_py.proto.graph_item import Gradient, Output
+from autodist_py.proto.synchronizers import AllReduceSynchronizer
+
+_MOST_PIECES = 4096
+"""Of one gradient: each is a collective, of which the graph would be made alone."""
+
+
+def gradient_events(program: Program) -> list[ReduceGradients]:
+    """The gradients that are synchronized by AllReduce, as they are reduced together, as they are ready.
+
+    Gradients of one level do not depend on one another's combined values (a generator's would on its discriminator's).
+
+    Args:
+        program: the captured one.
+    """
+    return as_ready(_gradient_events(program))
+
+
+def as_ready(events: Iterable[ReduceGradients]) -> list[ReduceGradients]:
+    """`events` in the order in which back-propagation finishes them, with buckets numbered as they are given."""
+    return sorted(_numbered(events), key=lambda event: (event.level, event.depth))
+
+
+def carrying(
+    program: Program,
+    events: Sequence[ReduceGradients],
+    outputs: Iterable[Output],
+    *,
+    barred: Collection[tuple[str, int]] = (),
+) -> list[ReduceGradients]:
+    """`events`, some of which carry outputs.
+
+    An output that can be combined along with gradients is so with the first that are ready no earlier, else with the
+    last: it keeps none waiting that could go ahead.
+
+    Args:
+        program: the captured one.
+        events: in the order in which they are ready.
+        outputs: those that are to be combined.
+        barred: outputs, each with an event by its position, which must not wait for it.
+    """
+    found = list(events)
+    for output in outputs:
+        ready = program.analysis.depth[op_of(output.tensor)]
+        carriers = [
+            index
+            for index, event in enumerate(found)
+            if isinstance(event, AllReduceBucket)
+            and (output.tensor, index) not in barred
+            and _carries(program, event, output)
+        ]
+        if carriers:
+            first = next((index for index in carriers if found[index].depth >= ready), carriers[-1])
+            found[first] = _with_output(found[first], output)
+    return found
+
+
+def _with_output(event: ReduceGradients, output: Output) -> ReduceGradients:
+    dtype = summed_as(tf.as_dtype(output.dtype))
+    nbytes = (event.nbytes or 0) + int(tf.TensorShape(output.shape).num_elements()) * dtype.size
+    return replace(event, outputs=(*event.outputs, output), needs=(*event.needs, output.tensor), nbytes=nbytes)
+
+
+def _carries(program: Program, event: AllReduceBucket, output: Output) -> bool:
+    """Whether the output can be combined along with these gradients, which are laid into one buffer anyway."""
+    sizes = [_wire_bytes(program, event.synchronizer, gradient) for gradient in event.gradients]
+    carried = [*event.outputs, output]
+    return (
+        len(event.gradients) > 1
+        and event.compressor.passes_through
+        and event.dtype.name == output.dtype
+        and output.shape is not None
+        and None not in output.shape
+        and sum(sizes) + sum(map(_output_bytes, carried)) <= _bucket_bytes(event.synchronizer)
+        and event.reduction == combined_as(program, output)
+        and program.analysis.level[op_of(output.tensor)] < event.level  # It is not computed from what is combined.
+    )
+
+
+def _numbered(events: Iterable[ReduceGradients]) -> list[ReduceGradients]:
+    """`events`, whose buckets are numbered where they differ in nothing else."""
+    made: Counter[tuple[object, ...]] = Counter()
+    found: list[ReduceGradients] = []
+    for event in events:
+        if isinstance(event, AllReduceBucket):
+            named = (event.synchronizer.spec, event.synchronizer.group, event.level, event.reduction, event.dtype)
+            event = replace(event, bucket=made[named])
+            made[named] += 1
+        found.append(event)
+    return found
+
+
+def reducing(
+    program: Program,
+    gradients: Sequence[Gradient],
+    synchronizer: AllReduceSynchronizer,
+    *,
+    is_sparse: bool = False,
+) -> ReduceGradients:
+    """The event that combines these gradients, which are alike.
+
+    Raises:
+        StrategyError: the engine that is asked for does not fit the devices, and nothing else may be used.
+    """
+    first, nodes = gradients[0], program.analysis.captured.nodes
+    tensors = [tensor for gradient in gradients for tensor in gradient.tensors]
+    facts = {
+        "needs": tuple(nodes[op_of(tensor)].input[0] for tensor in tensors),
+        "gives": tuple(tensors),
+        "level": program.analysis.gradient_level(first),
+        "engine": "",
+        "gradients": tuple(gradients),
+        "synchronizer": synchronizer,
+        "reduction": program.item.weighting_of(first),
+        "dtype": tf.as_dtype(program.item.variable(first.variable).dtype),
+        "depth": max(program.analysis.gradient_depth(gradient) for gradient in gradients),
+    }
+    event: ReduceGradients
+    if is_sparse:
+        event = GatherRows(**facts, members=len(program.topology.workers))
+    else:
+        members = members_of(program, synchronizer, coded=is_coded(program, gradients))
+        nbytes = sum(dense_bytes(program, gradient) for gradient in gradients)
+        event = AllReduceBucket(**facts, members=members, nbytes=nbytes)
+    return replace(event, engine=engine_of(program, event))
+
+
+def _gradient_events(program: Program) -> Iterator[ReduceGradients]:
+    dense: dict[tuple[AllReduceSynchronizer, int, str, tf.DType], list[Gradient]] = {}
+    for gradient in program.item.gradients:
+        if not program.analysis.is_varying(gradient):
+            continue  # It is computed from replicated values alone (a regularizer's): equal on all replicas.
+        own = program.strategy.node(gradient.variable).synchronizer
+        synchronizer = None if own is None else own.as_all_reduce
+        if synchronizer is None:
+            continue
+        dtype = tf.as_dtype(program.item.variable(gradient.variable).dtype)
+        level = program.analysis.gradient_level(gradient)
+        is_sparse = gradient.is_sparse and not _is_as_dense(program, synchronizer, gradient, dtype)
+        _require_reducible(program, synchronizer, gradient, dtype, is_sparse=is_sparse)
+        reduced = replace(synchronizer, sparse_as_dense=None)  # It is decided, and makes no other difference.
+        if is_sparse:
+            yield reducing(program, [gradient], reduced, is_sparse=True)
+        else:
+            key = (reduced, level, program.item.weighting_of(gradient), dtype)
+            dense.setdefault(key, []).append(gradient)
+    for (synchronizer, *_), together in dense.items():
+        finished = sorted(together, key=program.analysis.gradient_depth)
+        size = partial(_wire_bytes, program, synchronizer)
+        for bucket in flat_buffers.filled(finished, size, _bucket_bytes(synchronizer)):
+            yield reducing(program, bucket, synchronizer)
+
+
+def _is_as_dense(program: Program, synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DType) -> bool:
+    """Whether a sparse gradient travels as a dense one: where it is asked for, else where it can and is fewer bytes.
+
+    Raises:
+        StrategyError: it is asked for, and makes a difference to the update.
+    """
+    if synchronizer.sparse_as_dense:
+        sparse_as_dense.require_rows_added_up(program, gradient)
+        return True
+    if (
+        synchronizer.sparse_as_dense is False
+        or gradient.indices == "same"
+        or _why_not_dense(program, synchronizer, gradient, dtype)
+    ):
+        return False
+    members = members_of(program, synchronizer, coded=not synchronizer.compressor.passes_through)
+    return sparse_as_dense.is_worth_it(program, synchronizer, gradient, members=members)
+
+
+def _wire_bytes(program: Program, synchronizer: AllReduceSynchronizer, gradient: Gradient) -> int:
+    """The bytes that stand for a dense gradient between workers."""
+    variable = program.item.variable(gradient.variable)
+    return synchronizer.compressor.wire_bytes(variable.shape, tf.as_dtype(variable.dtype).size)
+
+
+def _output_bytes(output: Output) -> int:
+    """Of an output of a static shape."""
+    return int(tf.TensorShape(output.shape).num_elements()) * tf.as_dtype(output.dtype).size
+
+
+def _bucket_bytes(synchronizer: AllReduceSynchronizer) -> int:
+    return synchronizer.bytes_per_pack or AUTOMATIC_PACK_BYTES
+
+
+def _require_reducible(
+    program: Program, synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DType, *, is_sparse: bool
+) -> None:
+    if dtype not in REDUCIBLE:
+        raise StrategyError(
+            f"variable '{gradient.variable}' is of type {dtype.name}, which collectives do not carry; "
+            f"they carry {', '.join(sorted(kind.name for kind in REDUCIBLE))}; train it in one of these"
+        )
+    reason = "" if is_sparse else _why_not_dense(program, synchronizer, gradient, dtype)
+    if reason:
+        raise StrategyError(f"variable '{gradient.variable}': {reason}")
+
+
+def _why_not_dense(program: Program, synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DType) -> str:
+    """Why a gradient of the variable's shape cannot be reduced; "": it can."""
+    compressor = synchronizer.compressor
+    if compressor.gathers and not compressor.sums_first:
+        return ""  # Nothing of it is summed, and what is gathered is gathered whole, by rings.
+    travels_as = travelling(compressor, dtype)
+    if synchronizer.spec == "HOROVOD" and travels_as not in CARRIED_BY_HOROVOD:
+        return (
+            f"its gradient travels as {travels_as.name}, which Horovod does not carry; "
+            f"it carries {', '.join(sorted(kind.name for kind in CARRIED_BY_HOROVOD))}. Use another compressor, or "
+            "all_reduce_spec AUTO or RING"
+        )
+    size = _wire_bytes(program, synchronizer, gradient)
+    if synchronizer.spec != "HOROVOD" and size > _MOST_PIECES * _bucket_bytes(synchronizer):
+        return (
+            f"bytes_per_pack={synchronizer.bytes_per_pack} is too small for its "
+            f"gradient, of which {size} bytes travel: it would be reduced in more than {_MOST_PIECES} pieces; give a "
+            "larger one, or 0, an automatic one"
+        )
+    return ""

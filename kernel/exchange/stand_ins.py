@@ -1,0 +1,175 @@
+"""What a worker's graph has in the place of the ops that servers run: `without_updates`.
+
+A stand-in waits for the server's answer, and for all that the captured op waits for, also through ops that the worker
+does not run. So whoever waits for it, or runs it, runs what one device would have run before.
+"""
+
+import copy
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist_py.kernel.events import ServerPlan, ServerPlans
+from autodist_py.kernel.exchange.common import spelt, writers_in
+from autodist_py.kernel.exchange.worker_side import Answer
+from autodist_py.kernel.ir.graph import VARIABLE_OP, GraphView
+from autodist_py.kernel.ir.names import ASSIGNED, captured_name, on_replica, op_of, replica_of
+from autodist_py.kernel.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class _Removed:
+    """An op that a server runs: the op that takes the server's answer, and whether the server is this worker."""
+
+    ready: str
+    is_here: bool
+
+
+def without_updates(
+    graph: GraphView, program: Program, divided: ServerPlans, answers: Mapping[int, Sequence[Answer]], *, first: int
+) -> GraphView:
+    """The graph without what servers run, on the local replicas from the `first` on.
+
+    Args:
+        graph: `program`'s, with the ops that send messages and take answers.
+        program: before its updates are removed.
+        divided: what servers run.
+        answers: of each server, for each of its exchanges.
+        first: 1, where the first replica runs the update.
+    """
+    captured = program.analysis.captured
+    removed = _removed(program, divided, answers, first=first)
+    tensors = {tensor: name for several in answers.values() for one in several for tensor, name in one.tensors.items()}
+    gone: dict[str, tf.compat.v1.NodeDef] = {}
+    kept: list[tf.compat.v1.NodeDef] = []
+    for node in graph.nodes.values():
+        position, original = replica_of(node.name), captured_name(node.name)
+        if position is None or position < first or original not in captured.nodes:
+            kept.append(_reading(node, tensors) if first == 0 else node)
+        elif original in removed:
+            gone[node.name] = node
+        elif original in divided.stays or node.op == VARIABLE_OP:
+            kept.append(_reading(node, tensors))
+    waited = {name[1:] for node in kept for name in node.input if name.startswith("^")}
+    waited |= {copy_ for writers in program.analysis.writes.values() for op in writers for copy_ in program.copies(op)}
+    waited |= set(map(op_of, (*program.fetches, *program.run_ops)))
+    standing = {node.name for node in kept} | (gone.keys() & waited)
+    waits = _waits(graph, program, divided, removed, standing, first=first)
+    values = _new_values(program, divided.plans, answers)
+    for name, node in gone.items():
+        if name in waited:
+            original = captured_name(name)
+            is_users_own = first == 0 and replica_of(name) == 0 and removed[original].is_here
+            controls = [f"^{other}" for other in sorted(waits[name] | {removed[original].ready})]
+            kept += _stand_ins(program, node, controls, () if is_users_own else values.get(original, ()))
+    for name in program.run_ops:  # A read that nobody reads is no use, but for what it waits for.
+        if name not in standing and waits[name]:
+            kept.append(_waiting(graph.nodes[name], [f"^{other}" for other in sorted(waits[name])]))
+    return graph.made_of(kept, ())
+
+
+def _removed(
+    program: Program, divided: ServerPlans, answers: Mapping[int, Sequence[Answer]], *, first: int
+) -> dict[str, _Removed]:
+    """The ops of the captured graph that this worker leaves to servers."""
+    found: dict[str, _Removed] = {}
+    for plan in divided.plans:
+        is_here = plan.worker == program.topology.worker
+        ours = divided.moved | (plan.counted if first == 0 and is_here else frozenset())
+        for exchange, answer in zip(plan.exchanges, answers[plan.worker], strict=True):
+            found |= dict.fromkeys((exchange.ops | exchange.markers) & ours, _Removed(answer.ready, is_here))
+    return found
+
+
+def _waits(
+    graph: GraphView,
+    program: Program,
+    divided: ServerPlans,
+    removed: Mapping[str, _Removed],
+    standing: Collection[str],
+    *,
+    first: int,
+) -> dict[str, set[str]]:
+    """For each op that is removed or left out, those `standing` that it waits for, directly or through such ops.
+
+    What a message brings to the server, the server's answer waits for already.
+    """
+    given = {op_of(value) for plan in divided.plans for one in plan.exchanges for value in one.values}
+    given |= {marker for plan in divided.plans for one in plan.exchanges for marker in one.markers}
+    found: dict[str, set[str]] = {}
+    for op in program.analysis.captured.order():
+        for position in range(first, program.num_local_replicas):
+            name = on_replica(position, op)
+            if name not in graph.nodes or (name in standing and op not in removed):
+                continue
+            own = found[name] = set()
+            if op in removed and name not in standing:
+                own.add(removed[op].ready)
+            if op in given and op in removed:
+                continue  # A gradient, which was sent.
+            for read in graph.nodes[name].input:
+                producer = op_of(read)
+                if not read.startswith("^") and captured_name(producer) in given:
+                    continue
+                if producer in standing:
+                    own |= {producer} if graph.producers[producer] else set()
+                else:
+                    own |= found.get(producer, set())
+    return found
+
+
+def _stand_ins(
+    program: Program, node: tf.compat.v1.NodeDef, controls: Sequence[str], values: Sequence[tuple[str, str]]
+) -> Iterator[tf.compat.v1.NodeDef]:
+    """What stands in the place of an op that the server runs: it assigns new values, or only waits.
+
+    Args:
+        program: whose op it is.
+        node: the op, on a local replica.
+        controls: what it waits for.
+        values: handles of variables, and their new values.
+    """
+    assigns = []
+    for number, (handle, value) in enumerate(values):
+        name = node.name if len(values) == 1 else f"{node.name}{ASSIGNED}{number}"
+        assign = tf.compat.v1.NodeDef(name=name, op="AssignVariableOp", device=node.device)
+        assign.attr["dtype"].CopyFrom(program.analysis.captured.nodes[handle].attr["dtype"])
+        assign.input.extend([on_replica(replica_of(node.name) or 0, handle), value, *controls])
+        assigns.append(assign)
+    yield from assigns
+    if len(assigns) != 1:
+        yield _waiting(node, [f"^{assign.name}" for assign in assigns] or controls)
+
+
+def _waiting(node: tf.compat.v1.NodeDef, controls: Sequence[str]) -> tf.compat.v1.NodeDef:
+    """An op in the place of `node` that only waits."""
+    return tf.compat.v1.NodeDef(name=node.name, op="NoOp", device=node.device, input=controls)
+
+
+def _new_values(
+    program: Program, plans: Sequence[ServerPlan], answers: Mapping[int, Sequence[Answer]]
+) -> dict[str, list[tuple[str, str]]]:
+    """For the last op that writes a refreshed variable in an exchange: the variable's handle, and its new value."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for plan in plans:
+        for exchange, answer in zip(plan.exchanges, answers[plan.worker], strict=True):
+            for handle, value in answer.variables.items():
+                last = max(writers_in(program, exchange, handle), key=program.analysis.depth.__getitem__)
+                found.setdefault(last, []).append((handle, value))
+    return found
+
+
+def _reading(node: tf.compat.v1.NodeDef, tensors: Mapping[str, str]) -> tf.compat.v1.NodeDef:
+    """`node`, reading what servers answer."""
+    answered = {
+        name: tensors.get(spelt(captured_name(name)))
+        for name in node.input
+        if not name.startswith("^") and replica_of(op_of(name)) is not None
+    }
+    if not any(answered.values()):
+        return node
+    edited = copy.deepcopy(node)
+    for index, name in enumerate(node.input):
+        edited.input[index] = answered.get(name) or name
+    return edited

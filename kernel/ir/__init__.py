@@ -1,0 +1,1 @@
+"""A graph and what edits it: no variable of the user's, no strategy."""

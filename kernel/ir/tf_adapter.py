@@ -1,0 +1,120 @@
+"""All that the kernel uses of TensorFlow's private modules: collective ops as graph ops, and what ops return."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.client import pywrap_tf_session as c_api
+from tensorflow.python.framework import c_api_util, op_def_registry
+from tensorflow.python.ops import collective_ops
+
+
+class Group(NamedTuple):
+    """Who takes part in a collective, and which one it is.
+
+    Attributes:
+        size: the number of members.
+        key: names the group.
+        instance: names the collective among those of the group; a number, or a scalar int32 tensor.
+        hint: the engine, as TensorFlow names it ("ring", "nccl", "auto").
+    """
+
+    size: int
+    key: int
+    instance: int | tf.Tensor
+    hint: str
+
+
+def all_reduce(value: tf.Tensor, group: Group) -> tf.Tensor:
+    """The sum of the members' values: the same shape, on every one of them."""
+    return collective_ops.all_reduce_v2(
+        value, group.size, group.key, group.instance, merge_op="Add", final_op="Id", communication_hint=group.hint
+    )
+
+
+def all_gather(value: tf.Tensor, group: Group) -> tf.Tensor:
+    """The members' values, which have equal shapes, one after the other along axis 0, in rank order."""
+    return collective_ops.all_gather_v2(value, group.size, group.key, group.instance, communication_hint=group.hint)
+
+
+def broadcast_send(value: tf.Tensor, group: Group) -> tf.Tensor:
+    """The value, of a static shape, which all other members of the group receive."""
+    return collective_ops.broadcast_send_v2(value, group.size, group.key, group.instance, communication_hint=group.hint)
+
+
+def broadcast_receive(shape: tf.TensorShape, dtype: tf.DType, group: Group) -> tf.Tensor:
+    """The value, of this shape and type, that the one member that sends has sent."""
+    return collective_ops.broadcast_recv_v2(
+        tf.constant(shape.as_list(), tf.int32),
+        dtype,
+        group.size,
+        group.key,
+        group.instance,
+        communication_hint=group.hint,
+    )
+
+
+def output_type(node: tf.compat.v1.NodeDef, index: int) -> tf.DType:
+    """The type of the `index`-th result of `node`."""
+    types: list[int] = []
+    for result in op_def_registry.get(node.op).output_arg:
+        if result.type_list_attr:
+            types += node.attr[result.type_list_attr].list.type
+        else:
+            count = node.attr[result.number_attr].i if result.number_attr else 1
+            types += [result.type or node.attr[result.type_attr].type] * count
+    return tf.as_dtype(types[index])
+
+
+def result_index(node: tf.compat.v1.NodeDef, argument: str) -> int:
+    """Which of the results of `node` is the first of those that its op type calls `argument`, as functions do."""
+    index = 0
+    for result in op_def_registry.get(node.op).output_arg:
+        if result.name == argument:
+            return index
+        is_list = bool(result.type_list_attr)
+        count = node.attr[result.number_attr].i if result.number_attr else 1
+        index += len(node.attr[result.type_list_attr].list.type) if is_list else count
+    raise KeyError(f"{node.op} has no result '{argument}'")
+
+
+def argument_names(node: tf.compat.v1.NodeDef) -> list[str]:
+    """What the op type of `node` calls each input; only for types whose inputs are no lists."""
+    return [argument.name for argument in op_def_registry.get(node.op).input_arg]
+
+
+def is_stateful(node: tf.compat.v1.NodeDef) -> bool:
+    """Whether the op does something, or depends on something, beside what it reads and returns."""
+    return bool(op_def_registry.get(node.op).is_stateful)
+
+
+def own_attributes(node: tf.compat.v1.NodeDef) -> dict[str, tf.compat.v1.AttrValue]:
+    """The attributes of the op that differ from what its type has by default, by name; but colocation groups."""
+    definition = op_def_registry.get(node.op)
+    known = definition.attr if definition else ()
+    defaults = {one.name: one.default_value for one in known if one.HasField("default_value")}
+    return {key: value for key, value in sorted(node.attr.items()) if key != "_class" and defaults.get(key) != value}
+
+
+def keeps_state(op_type: str) -> bool:
+    """Whether an op of that type may keep something itself from run to run: not in a resource that it is given."""
+    definition = op_def_registry.get(op_type)
+    if definition is None:
+        return True
+    return definition.is_stateful and all(each.type != tf.resource.as_datatype_enum for each in definition.input_arg)
+
+
+def require_importable(graph: tf.compat.v1.GraphDef) -> None:
+    """Let TensorFlow's runtime read `graph`, as it does where it is run.
+
+    Raises:
+        Exception: what is wrong with it, as TensorFlow says; of several types.
+    """
+    options = c_api_util.ScopedTFImportGraphDefOptions()
+    buffer = c_api.TF_NewBufferFromString(graph.SerializeToString())
+    try:
+        with tf.Graph()._c_graph.get() as c_graph:
+            c_api_util.ScopedTFImportGraphDefResults(
+                c_api.TF_GraphImportGraphDefWithResults(c_graph, buffer, options.options)
+            )
+    finally:
+        c_api.TF_DeleteBuffer(buffer)

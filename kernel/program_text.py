@@ -1,0 +1,195 @@
+"""A program as text, complete: `format_program` has lines for every field of a `Program`.
+
+The ops of a fragment are one line, unless they are to be unfolded: what it is, how many ops it has, a digest of their
+own lines, what they read from outside, and what is read of them there.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+import tensorflow as tf
+
+from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.ir.message_layout import MessageLayout
+from autodist_py.kernel.ir.names import KERNEL_SCOPE, op_of
+from autodist_py.kernel.ir.tf_adapter import own_attributes
+from autodist_py.kernel.printer import format_attribute, format_schedule, printed_order, short_name
+from autodist_py.kernel.program import Invariant, Program, ServerFunction, ServerProgram
+
+_FOLDED_OPS = 3
+"""So many ops of one scope are folded."""
+
+
+def format_program(program: Program, *, unfolded: bool = False) -> str:
+    """All of the program, as lines.
+
+    Args:
+        program: the program.
+        unfolded: whether each op of the kernel's fragments has a line.
+    """
+    scopes = {} if unfolded else _scopes(program)
+    lines: list[str] = []
+    for field, texts in FIELDS.items():
+        lines += _graph_lines(program.graph, scopes) if field == "graph" else texts(program)
+        if field == "servers":
+            lines += (line for one in program.servers for line in _server(one, unfolded=unfolded))
+    return "\n".join(lines)
+
+
+# -- Graphs -----------------------------------------------------------------------------------------------------------
+
+
+def format_op(node: tf.compat.v1.NodeDef) -> str:
+    """`name = Op(input, ^control) {attribute} @device`, with all attributes that are not what the type has anyway."""
+    attributes = ", ".join(f"{key}={format_attribute(value)}" for key, value in own_attributes(node).items())
+    inputs = ", ".join(map(short_name, node.input))
+    shown = f" {{{attributes}}}" if attributes else ""
+    return f"{node.name} = {node.op}({inputs}){shown}" + (f" @{node.device}" if node.device else "")
+
+
+def _scopes(program: Program) -> dict[str, str]:
+    """The scopes of fragments, each with what it is."""
+    found = {f"{KERNEL_SCOPE}/{one.name}": f"Exchange[{one.server}]" for one in program.channels}
+    for event in program.schedule.events:
+        scope = getattr(event, "scope", None)
+        if scope is not None:
+            found[scope] = f"{type(event).__name__}[{event.engine}]"
+    return found
+
+
+def _graph_lines(graph: GraphView, scopes: Mapping[str, str] | None) -> Iterator[str]:
+    """A line for each op, or fragment; `scopes` says what some fragments are; None: nothing is folded."""
+    members: dict[str, list[str]] = {}
+    for name in printed_order(graph):
+        members.setdefault(_scope_of(name, scopes) if scopes else name, []).append(name)
+    for scope, names in members.items():
+        if len(names) < _FOLDED_OPS:
+            yield from (format_op(graph.nodes[name]) for name in names)
+        else:
+            yield _folded(graph, scope, names, (scopes or {}).get(scope, "Fragment"))
+
+
+def _scope_of(name: str, scopes: Mapping[str, str]) -> str:
+    """The fragment that the op is of; its own name, if of none."""
+    if not name.startswith(f"{KERNEL_SCOPE}/"):
+        return name
+    scope = name.rpartition("/")[0]
+    while scope and scope not in scopes:
+        scope = scope.rpartition("/")[0]
+    return scope or "/".join(name.split("/")[:2])
+
+
+def _folded(graph: GraphView, scope: str, names: list[str], what: str) -> str:
+    own = set(names)
+    text = "\n".join(format_op(graph.nodes[name]) for name in names)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    read = (one for name in names for one in graph.nodes[name].input if op_of(one) not in own)
+    inputs = ", ".join(dict.fromkeys(map(short_name, read)))
+    users = graph.users(own)
+    gives = [name.removeprefix(f"{scope}/") for name in names if any(user not in own for user in users[name])]
+    devices = " ".join(dict.fromkeys(f"@{graph.nodes[name].device}" for name in names if graph.nodes[name].device))
+    given = f" gives {', '.join(gives)}" if gives else ""
+    return f"{scope} = {what} of {len(names)} ops {digest} ({inputs}){given} {devices}".rstrip()
+
+
+# -- Fields -----------------------------------------------------------------------------------------------------------
+
+
+def _item(program: Program) -> Iterator[str]:
+    item = program.item
+    yield f"item loss {item.loss_reduction}"
+    yield from (f"input {_value(one)}" for one in item.inputs)
+    yield from (f"variable {_value(one)}" for one in item.variables)
+    yield from (f"gradient {_value(one)}" for one in item.gradients)
+    yield from (f"statistic {_value(one)}" for one in item.statistics)
+    yield from (f"output {_value(one)}" for one in item.outputs)
+
+
+def _value(one: Any) -> str:
+    """The fields of a value that are not what they are by default; of bytes how many there are."""
+    given = ((field, getattr(one, field.name)) for field in fields(one))
+    shown = ((field.name, value) for field, value in given if value != field.default)
+    return ", ".join(f"{name}={f'<{len(v)} bytes>' if isinstance(v, bytes) else repr(v)}" for name, v in shown)
+
+
+def _strategy(program: Program) -> Iterator[str]:
+    for node in program.strategy.node_config:
+        for part in node.shards or [node]:
+            yield f"strategy {part.var_name}: {type(part.synchronizer).__name__}({_value(part.synchronizer)})"
+
+
+def _topology(program: Program) -> Iterator[str]:
+    own = program.topology
+    yield f"worker {own.worker}, replicas {', '.join(program.strategy.replicas)}"
+    yield from (
+        f"replica {one.index} on worker {one.worker} {one.device}" + ("" if one.trains else " trains not")
+        for one in own.everyone
+    )
+    yield from (f"server {device}: worker {rank}" for device, rank in own.servers.items())
+
+
+def _server(one: ServerProgram, *, unfolded: bool) -> Iterator[str]:
+    yield (
+        f"server program {one.channel.name}: {one.num_messages} messages, each {one.each}, "
+        f"takes {_names(one.taken)}, keeps {_names(one.kept)}"
+    )
+    for what, function in (("update", one.update), ("answer", one.answer)):
+        yield from (f"  {what} {line}" for line in _function(function, unfolded=unfolded))
+
+
+def _function(function: ServerFunction, *, unfolded: bool) -> Iterator[str]:
+    yield f"takes {_names(spec.name for spec in function.takes)}"
+    yield from _graph_lines(function.graph, None if unfolded else {"": ""})
+    yield f"gives {_names(function.gives)}"
+    yield from (f"run {name}" for name in function.run_ops)
+
+
+def _layout(layout: MessageLayout) -> str:
+    shown = (
+        f"{spec.name or 'nothing'} {spec.dtype.name}{tf.TensorShape(spec.shape)} {join}"
+        for spec, join in zip(layout.tensors, layout.joins, strict=True)
+    )
+    return ", ".join(shown)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(names) or "nothing"
+
+
+FIELDS: Mapping[str, Callable[[Program], Iterable[str]]] = {
+    "item": _item,
+    "strategy": _strategy,
+    "topology": _topology,
+    "options": lambda program: [str(program.options)],
+    "graph": lambda program: (),  # By `_graph_lines`.
+    "fetches": lambda program: (f"fetch {name}" for name in program.fetches),
+    "run_ops": lambda program: (f"run {name}" for name in program.run_ops),
+    "shards": lambda program: map(str, program.shards),
+    "part_of": lambda program: (f"part {part} of {whole}" for part, whole in program.part_of.items()),
+    "left_whole": lambda program: (f"whole {name}: {why}" for name, why in program.left_whole.items()),
+    "whole_branches": lambda program: (f"branch {name}: {why}" for name, why in program.whole_branches.items()),
+    "shared": lambda program: [f"shared {_names(sorted(program.shared))}"],
+    "batch": lambda program: [f"batch {program.batch}"],
+    "schedule": lambda program: format_schedule(program.schedule).splitlines(),
+    "collectives": lambda program: (
+        f"collective of event {one.event}, {one.nbytes} bytes{', by name' if one.by_name else ''}: {_names(one.ops)}"
+        for one in program.collectives
+    ),
+    "channels": lambda program: (
+        f"channel {one.name} of server {one.server}{', counts' if one.counts else ''}: "
+        f"sent {_layout(one.sent)}; answered {_layout(one.answered)}"
+        for one in program.channels
+    ),
+    "servers": lambda program: (),  # By `_server`.
+    "held": lambda program: (f"held {name} by worker {rank}" for name, rank in program.held.items()),
+    "refreshed": lambda program: [f"refreshed {_names(sorted(program.refreshed))}"],
+    "compressor_states": lambda program: (
+        f"state {one.name} of {one.owner} by {one.op}: {one.slot.dtype.name}{list(one.slot.shape)}"
+        for one in program.compressor_states
+    ),
+    "holds": lambda program: [f"holds {_names(one.name for one in Invariant if one in program.holds)}"],
+    "next_instance_key": lambda program: [f"next instance key {program.next_instance_key}"],
+}
+"""By field of a program its lines. Its analysis is made of the captured graph, and has none."""

@@ -1,1 +1,0 @@
-"""How one variable's replicas stay equal: what stands between its gradients and its update."""

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.lab.conftest import HOSTS, THREE_HOSTS, Lab
 from tests.support import ending
-from tests.support.processes import AUTODIST, ROOT, Command
+from tests.support.processes import AUTODIST, ROOT, Command, kill
 
 pytestmark = pytest.mark.alone
 
@@ -101,13 +102,13 @@ took: dict[int, float] = {}
 
 
 @pytest.fixture
-def started(lab: Lab, tmp_path: Path) -> Iterator[list[Command]]:
+def started(tmp_path: Path) -> Iterator[list[Command]]:
     commands: list[Command] = []
     yield commands
     for command in commands:
         command.close()
-    ending.kill(ending.running(tmp_path))
-    lab.kill(str(tmp_path))
+    processes = psutil.process_iter(["cmdline"])
+    kill(process for process in processes if str(tmp_path) in " ".join(process.info["cmdline"] or ()))
 
 
 def start(fault: Fault, lab: Lab, folder: Path) -> Command:
@@ -138,7 +139,7 @@ def wait(fault: Fault, folder: Path) -> None:
 def running(fault: Fault, lab: Lab, folder: Path) -> dict[int, int]:
     """The ids of the workers' processes that run, by rank, as this machine has them: a host of the lab has others."""
     if not fault.over_ssh:
-        return ending.running(folder)
+        return {rank: process.pid for rank, process in ending.running(folder).items()}
     own = f"{sys.executable} {folder / 'train.py'}"
     hosts = {rank: lab.processes(rank, str(folder)) for rank in range(HOSTS)}
     return {rank: pid for rank, found in hosts.items() for pid, line in found.items() if line.strip() == own}

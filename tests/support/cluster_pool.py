@@ -7,7 +7,6 @@ It owns the processes and the way to them; what a case does is the case's own. A
 import os
 import queue
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple, cast
 import psutil
 
 from tests.support.cluster_worker import ADDRESS_VARIABLE, AUTHKEY_VARIABLE
+from tests.support.processes import kill
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,7 +82,8 @@ class ClusterStartError(RuntimeError):
 
 class _Worker(NamedTuple):
     rank: int
-    process_id: int
+    process: psutil.Process
+    """Found while it ran, as its id may be another's afterwards."""
     connection: Connection
 
 
@@ -125,14 +126,14 @@ class Cluster:
 
     def process_ids(self) -> list[int]:
         """The workers' processes, by rank."""
-        return [worker.process_id for worker in self._workers]
+        return [worker.process.pid for worker in self._workers]
 
     def memory(self) -> int:
         """The bytes that its largest process holds; 0 where it does not run."""
         held = [0]
-        for process_id in self.process_ids():
+        for worker in self._workers:
             with suppress(psutil.NoSuchProcess):
-                held.append(psutil.Process(process_id).memory_info().rss)
+                held.append(worker.process.memory_info().rss)
         return max(held)
 
     def output(self) -> str:
@@ -159,12 +160,10 @@ class Cluster:
         """End all processes, whatever they do."""
         if self._chief is None:
             return
-        process_ids = {worker.process_id for worker in self._workers} - {self._chief.pid}
         if self._chief.poll() is None:
             self._chief.kill()
             self._chief.wait()
-        for process_id in process_ids:
-            _kill(process_id)
+        kill(worker.process for worker in self._workers)
         for worker in self._workers:
             worker.connection.close()
         self._chief, self._workers = None, []
@@ -232,7 +231,8 @@ class Cluster:
                 continue
             if connection.poll(END_SECONDS):
                 rank, process_id = connection.recv()
-                workers.append(_Worker(rank, process_id, connection))
+                with suppress(psutil.NoSuchProcess):
+                    workers.append(_Worker(rank, psutil.Process(process_id), connection))
         for _ in range(self.shape.num_workers - len(workers)):  # wakes the thread from accept()
             with suppress(OSError):
                 socket.create_connection(listener.address, timeout=1).close()
@@ -304,8 +304,3 @@ def _comparable(value: Any) -> Any:
     if hasattr(value, "tobytes"):
         return (str(value.dtype), value.shape, value.tobytes())
     return value
-
-
-def _kill(process_id: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(process_id, signal.SIGKILL)

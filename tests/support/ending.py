@@ -3,15 +3,14 @@
 Tests of causes share it. Worker 1 is the server of the only variable.
 """
 
-import os
 import re
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.support.processes import Command, is_running
+import psutil
+
+from tests.support.processes import Command, noted
 
 SCRIPT = """
 import os, signal, sys, time
@@ -142,14 +141,6 @@ class Ended:
             yield (None if match[1] is None else int(match[1])), match[2]
 
 
-def running(folder: Path) -> dict[int, int]:
-    """The ids of the local workers' processes that run, by rank, of those that have noted theirs in `folder`."""
-    noted = {int(file.name[-1]): int(file.read_text()) for file in folder.glob("pid-?")}
-    return {rank: pid for rank, pid in noted.items() if is_running(pid)}
-
-
-def kill(pids: Mapping[int, int]) -> None:
-    """Ends the processes, by their ids."""
-    for pid in pids.values():
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+def running(folder: Path) -> dict[int, psutil.Process]:
+    """The local workers' processes that run, by rank, of those that have noted their ids in `folder`."""
+    return {int(file.name[-1]): process for file in folder.glob("pid-?") for process in noted(file)}

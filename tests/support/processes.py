@@ -5,7 +5,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -74,7 +75,10 @@ class Command:
 
     def _read(self) -> None:
         for line in self.process.stdout or ():
-            self.lines.append(line.rstrip("\n"))
+            self._note(line.rstrip("\n"))
+
+    def _note(self, line: str) -> None:
+        self.lines.append(line)
 
     @property
     def text(self) -> str:
@@ -131,12 +135,35 @@ class Lines:
         return self.text.splitlines()
 
 
-def is_running(process_id: int) -> bool:
-    """Whether there is such a process, other than a zombie."""
+def is_running(process: int | psutil.Process) -> bool:
+    """Whether there is such a process (or one of this id), other than a zombie."""
     try:
-        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
+        known = psutil.Process(process) if isinstance(process, int) else process
+        return known.is_running() and known.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def noted(file: Path) -> list[psutil.Process]:
+    """The processes that wrote their ids into the file and still run.
+
+    Another process may have been given the id of one that has ended: it began after the file was written. (Linux gives
+    the time of a process's begin by the second in which the machine began, so a second is between them.)
+    """
+    found = []
+    for process_id in map(int, file.read_text().split()) if file.exists() else ():
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(process_id)
+            if process.create_time() < file.stat().st_mtime + 1 and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """Ends them, none that was given the id of one since."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def until(condition: Callable[[], object], seconds: float = 10.0) -> None:

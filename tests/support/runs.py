@@ -2,13 +2,15 @@
 
 import os
 import re
-import signal
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from tests.support.processes import ROOT, Command, is_running
+import psutil
+
+from tests.support.processes import ROOT, Command, is_running, kill
 
 PREAMBLE = """
 import json, os, signal, sys, threading, time
@@ -74,13 +76,14 @@ class Run(Command):
         script = folder / "train.py"
         script.write_text(PREAMBLE + textwrap.dedent(body))
         own = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        self._processes: dict[int, psutil.Process] = {}
         super().__init__([sys.executable, "-u", str(script)], folder, os.environ | own | environment)
 
     def end(self, seconds: float) -> int:
         """The chief's exit code, when all of the run's processes have ended."""
         code = super().end(seconds)
         deadline = time.monotonic() + seconds
-        while running := [pid for pid in self.pids.values() if is_running(pid)]:
+        while running := [process for process in self._processes.values() if is_running(process)]:
             assert time.monotonic() < deadline, f"{running} still run:\n{self.text}"
             time.sleep(0.02)
         return code
@@ -88,8 +91,7 @@ class Run(Command):
     @property
     def pids(self) -> dict[int, int]:
         """Process ids by rank."""
-        matches = [re.fullmatch(r"(?:\[(\d)\] )?pid (\d+)", line) for line in list(self.lines)]
-        return {int(match[1] or 0): int(match[2]) for match in matches if match}
+        return {rank: process.pid for rank, process in self._processes.items()}
 
     @property
     def causes(self) -> dict[int, str]:
@@ -99,7 +101,11 @@ class Run(Command):
 
     def close(self) -> None:
         """All of its processes are ended, if they run."""
-        for pid in [self.process.pid, *self.pids.values()]:
-            if is_running(pid):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait(10)
+        kill(self._processes.values())
+        super().close()
+
+    def _note(self, line: str) -> None:
+        if match := re.fullmatch(r"(?:\[(\d)\] )?pid (\d+)", line):
+            with suppress(psutil.NoSuchProcess):  # Noted while it runs, as its id may be another's afterwards.
+                self._processes[int(match[1] or 0)] = psutil.Process(int(match[2]))
+        super()._note(line)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ending import SCRIPT, STEPS, VICTIMS, WHILE, Ended, kill, running
-from tests.support.processes import AUTODIST, ROOT, Command
+from tests.support.ending import SCRIPT, STEPS, VICTIMS, WHILE, Ended, running
+from tests.support.processes import AUTODIST, ROOT, Command, kill
 
 pytestmark = pytest.mark.alone
 
@@ -150,7 +150,7 @@ def test_the_cause_is_one_true_sentence_and_nothing_else_is_printed(
         run = Ended(command, tmp_path / "struck", lambda: running(tmp_path), ENDED_SECONDS)
     finally:
         command.close()
-        kill(running(tmp_path))
+        kill(running(tmp_path).values())
     code, wanted = chiefs(how, where) if rank == 0 else (1, cause(how, rank, where))
     assert run.code == code, run.text
     said = [text for _, text in run.causes]

@@ -20,7 +20,7 @@ from autodist_py.config.resource_spec import local_resource_spec
 from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
 from autodist_py.proto.strategy import Strategy
-from tests.support.processes import AUTODIST, Command, is_running
+from tests.support.processes import AUTODIST, Command, is_running, kill, noted
 from tests.support.runs import PREAMBLE
 
 WAITS_FOR_LAST_WORDS = [
@@ -274,10 +274,7 @@ def test_other_workers_have_the_last_word_at_once_when_the_chief_is_killed_and_n
         assert [is_running(pid) for pid in left_behind] == [True, True]
     finally:
         for name in ("worker_0", "worker_1", "left_behind"):
-            file = tmp_path / name
-            for pid in map(int, file.read_text().split() if file.exists() else ()):
-                if is_running(pid):
-                    os.kill(pid, signal.SIGKILL)
+            kill(noted(tmp_path / name))
         command.close()
     assert command.lines[-2] == lost
     assert command.lines[-1].startswith("autodist: worker 0, the chief (process ")

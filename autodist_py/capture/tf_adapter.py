@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import tensorflow as tf
@@ -12,11 +12,13 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api
 from tensorflow.python.client import session as session_module
 from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
-from tensorflow.python.framework import auto_control_deps
+from tensorflow.python.framework import auto_control_deps, ops
 from tensorflow.python.framework import func_graph as func_graph_module
+from tensorflow.python.ops import custom_gradient as custom_gradient_module
 from tensorflow.python.ops import gradients_util, resource_variables_toggle
 from tensorflow.python.ops import resource_variable_ops as variable_ops
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
+from tensorflow.python.util import tf_decorator
 
 
 class StepGraph(func_graph_module.FuncGraph):
@@ -177,6 +179,45 @@ def gradient_calls(
         stack.enter_context(patched(gradients_util, "_GradientsHelper", symbolic))
         stack.enter_context(patched(tf.GradientTape, "gradient", taped))
         stack.enter_context(patched(parallel_for, "pfor", vectorized))
+        yield
+
+
+OnCustomGradient = Callable[[Sequence[Any], Sequence[Any], Callable[..., Any]], Callable[..., Any]]
+
+
+@contextmanager
+def custom_gradients(on_gradient: OnCustomGradient) -> Iterator[None]:
+    """The function that computes a custom gradient is `on_gradient(arguments, results, function)`, for each call.
+
+    Likewise the one of an op for which `tf.Graph.gradient_override_map` names another than TensorFlow's.
+    """
+    original = custom_gradient_module._graph_mode_decorator
+    of_op = ops.get_gradient_function
+
+    def decorated(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        @wraps(function)
+        def noted(*arguments: Any) -> tuple[Any, Any]:
+            result, back = function(*arguments)
+            replacement = on_gradient(tf.nest.flatten(arguments), tf.nest.flatten(result), back)
+            return result, back if replacement is back else tf_decorator.make_decorator(back, replacement)
+
+        return original(noted, args, kwargs)
+
+    def gradient_function(op: Any) -> Any:
+        back = of_op(op)
+        if back is None or "_gradient_op_type" not in op.node_def.attr:
+            return back
+
+        @wraps(back)
+        def of_this(*given: Any) -> Any:
+            return back(op, *given)
+
+        replacement = on_gradient(list(op.inputs), list(op.outputs), of_this)
+        return lambda _, *given: replacement(*given)
+
+    with ExitStack() as stack:
+        stack.enter_context(patched(custom_gradient_module, "_graph_mode_decorator", decorated))
+        stack.enter_context(patched(ops, "get_gradient_function", gradient_function))
         yield
 
 

@@ -8,11 +8,10 @@ A custom gradient need not be linear: it may clip what it is given, take its sig
 3. It reads a sum over examples, the gradient of a weight. A replica has a part of that sum only.
 4. It is not seen which of these it reads, or whether it is linear.
 
-A linear one may still mix examples: subtract the mean of their gradients from each, say. A replica has a part of that
-mean only, so this is case 3.
+A linear one may still mix examples (`custom_gradients.py`): this is case 3 too.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
@@ -20,11 +19,12 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from autodist_py.capture.batch.custom_gradients import CustomGradients
 from autodist_py.capture.batch.layout_solver import ADDITIVE, LayoutSolver
-from autodist_py.capture.batch.linearity import linear_groups
+from autodist_py.capture.batch.linearity import OF_WEIGHTS, linear_groups
 from autodist_py.capture.batch.mixing import Mixing
+from autodist_py.capture.recording.gradients import CustomGradient
 from autodist_py.kernel.analysis.batch_layout.along import (
-    BY_POOLED,
     EVERYWHERE,
     ROW_BY_ROW,
     Along,
@@ -37,9 +37,6 @@ from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout
 from autodist_py.kernel.analysis.batch_layout.rules import is_known, layout_of
 from autodist_py.kernel.ir.graph import GraphView, functions_of
 from autodist_py.kernel.ir.names import op_of, parse
-
-_COMBINES = ADDITIVE - {"AddN"} | {"Sub"}
-"""Ops of a custom gradient that combine two by elements. TensorFlow adds up those of several uses by AddN, exactly."""
 
 
 class Reads(Enum):
@@ -73,12 +70,7 @@ _CARRIES = {
 """Op types that carry numbers round loops, and the inputs of which they do."""
 _RESHAPES = frozenset({"BroadcastTo", "Reshape", "Slice", "StridedSliceGrad", "Tile"})
 """Op types whose result has a row for each example if its first dimension is not known."""
-_ADDS_UP = frozenset(
-    {
-        *("BiasAddGrad", "Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter"),
-        *("UnsortedSegmentSum", "FusedBatchNormGradV3"),
-    }
-)
+_ADDS_UP = OF_WEIGHTS | {"UnsortedSegmentSum", "FusedBatchNormGradV3"}
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _BRANCHES = frozenset({"Case", "If", "StatelessCase", "StatelessIf"})
 _LOOPS = frozenset({"StatelessWhile", "While"})
@@ -104,8 +96,10 @@ class BackPropagation:
     mixing: Mixing
     tensor_of: Callable[[str], tf.Tensor]
 
-    def nonlinear(self, seeds: Collection[str], markers: Collection[str]) -> list[Nonlinear]:
-        """The ops that are not linear in what comes of the seeds, in order."""
+    def nonlinear(
+        self, seeds: Collection[str], markers: Collection[str], custom: Iterable[CustomGradient] = ()
+    ) -> list[Nonlinear]:
+        """The ops that are not linear in what comes of the seeds, in order; then those that mix examples."""
         needed = self.graph.dataflow_ancestors(markers, blocked=self._truisms()) - set(markers)
         begins = set(map(op_of, seeds))
         if not (self.graph.dataflow_descendants(begins) & needed):
@@ -123,7 +117,9 @@ class BackPropagation:
                 found[name] = self._visited(node, reads, passed, found, layouts, told)
             elif self.solver.seen(name) is None:
                 layouts[name] = self._layout(node, reads, layouts)
-        return told
+        gradients = CustomGradients(self.graph, self.solver, self.mixing, layouts, found)
+        judged = dict.fromkeys(one for call in custom for one in gradients.judged(call))
+        return told + [Nonlinear(op, Reads.SUM if reason else Reads.UNKNOWN, reason) for op, reason in judged]
 
     def _truisms(self) -> set[str]:
         """Ops that compare a truth with itself, by which `tf.recompute_grad` waits for what is passed back."""
@@ -174,8 +170,6 @@ class BackPropagation:
         linear = [index for index, read in enumerate(reads) if index in passed or self._is_zero(read)]
         is_added_to = _adds_another(node, reads, linear)
         if not is_added_to and self._is_linear(node, linear if _called(node) else passed):
-            if _mixes(node, given):
-                told.append(Nonlinear(node.name, Reads.SUM, str(BY_POOLED)))
             return self._linear(node, given, result if isinstance(result, Along) else None, reads, layouts)
         told.append(Nonlinear(node.name, *self._case(node, given, result, is_added_to=is_added_to)))
         if result is None and any(read is not None and read.is_pooled for read in given):
@@ -313,12 +307,6 @@ class BackPropagation:
             if node.name in reached and (_adds_another(node, reads, passed) or not self._is_linear(node, passed)):
                 return False
         return True
-
-
-def _mixes(node: tf.compat.v1.NodeDef, given: Sequence[Along | None]) -> bool:
-    """Whether the op combines each example's gradient with a sum over those of all."""
-    known = [read for read in given if read is not None]
-    return node.op in _COMBINES and any(read.is_pooled for read in known) and any(read.axes for read in known)
 
 
 def _called(node: tf.compat.v1.NodeDef) -> list[str]:

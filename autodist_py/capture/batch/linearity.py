@@ -46,6 +46,10 @@ _LINEAR: Mapping[str, tuple[tuple[int, ...], ...]] = {
 """Op types that are linear in some inputs, all together, the others being given: the alternatives."""
 # fmt: on
 _JOINS = ("ConcatV2", "Pack")
+OF_WEIGHTS = frozenset(
+    {"BiasAddGrad", "Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter"}
+)
+"""Op types that compute the gradient of a layer's weights: a sum over examples, one for each row of what they read."""
 
 
 def linear_groups(node: tf.compat.v1.NodeDef) -> Sequence[tuple[int, ...]]:

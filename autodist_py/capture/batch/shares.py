@@ -17,7 +17,7 @@ from autodist_py.capture.batch.cotangents import BackPropagation, Nonlinear, Rea
 from autodist_py.capture.batch.insertion import Insertion
 from autodist_py.capture.batch.layout_solver import LayoutSolver
 from autodist_py.capture.batch.mixing import described
-from autodist_py.capture.recording.gradients import Origin
+from autodist_py.capture.recording.gradients import CustomGradient, Origin
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import op_of
 from autodist_py.proto.graph_item import Gradient
@@ -42,6 +42,7 @@ class _Call(NamedTuple):
     """Gradients that were asked for together, and what their back-propagation begins with."""
 
     seeds: list[str]
+    custom: tuple[CustomGradient, ...]
     gradients: list[Gradient]
 
     @property
@@ -76,7 +77,7 @@ class Shares:
         calls: dict[tuple[str, ...], _Call] = {}
         for gradient, origin in zip(gradients, origins, strict=True):
             seeds = [name for name in origin.seeds if op_of(name) in self.graph.nodes]
-            calls.setdefault(origin.seeds, _Call(seeds, [])).gradients.append(gradient)
+            calls.setdefault(origin.seeds, _Call(seeds, origin.custom, [])).gradients.append(gradient)
         found: set[Gradient] = set()
         for call in calls.values():
             if call.seeds and self._needs_parts(call, {reduction_of(gradient) for gradient in call.gradients}):
@@ -87,7 +88,7 @@ class Shares:
 
     def _needs_parts(self, call: _Call, reductions: set[str]) -> bool:
         """Whether the gradients of a call must be in parts, and may be; what they may not be is noted."""
-        told = self.back.nonlinear(call.seeds, call.markers)
+        told = self.back.nonlinear(call.seeds, call.markers, call.custom)
         of_each, before, sums, unknown = (
             [one for one in told if one.reads is kind] for kind in (Reads.EACH, Reads.BEFORE, Reads.SUM, Reads.UNKNOWN)
         )

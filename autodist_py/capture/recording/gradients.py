@@ -4,7 +4,7 @@ Each recorded gradient is passed on through ops of its own (`Identity`), so that
 gradient at which to combine it: all that reads a gradient reads it there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,29 @@ from typing import Any
 import tensorflow as tf
 
 from autodist_py.capture import tf_adapter
+from autodist_py.capture.recording.user_code import is_users
 from autodist_py.proto.errors import CaptureError
+
+
+@dataclass(frozen=True, slots=True)
+class CustomGradient:
+    """What a custom gradient of the user's has computed, of one call of its function; tensors by their names.
+
+    Attributes:
+        results: of the function.
+        given: the gradients of the results.
+        arguments: of the function, and "" for each variable that it reads besides.
+        returned: the gradients of the arguments; "": None, or no tensor.
+        in_body: whether it was computed in a loop's body, or a branch, where ops have other names.
+        ops: the types of the ops that it made there; none where it was computed in the step itself.
+    """
+
+    results: tuple[str, ...]
+    given: tuple[str, ...]
+    arguments: tuple[str, ...]
+    returned: tuple[str, ...]
+    in_body: bool = False
+    ops: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +45,12 @@ class Origin:
         losses: names of the tensors whose sum it is the gradient of; none: not known.
         seeds: for each loss, the name of the ones that its back-propagation begins with; none: not known. They are
             those of one call's gradients.
+        custom: the custom gradients that its back-propagation has called.
     """
 
     losses: tuple[str, ...] = ()
     seeds: tuple[str, ...] = ()
+    custom: tuple[CustomGradient, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +75,7 @@ class GradientRecorder:
         self._graph = graph
         self._depth = 0
         self._in_vectorized_loop = False
+        self._custom: list[CustomGradient] = []
         self.gradients: list[RecordedGradient] = []
         self.of_examples: list[tf.Tensor] = []
         """Handles of variables whose gradients are computed in vectorized loops, for each example, say."""
@@ -58,7 +83,8 @@ class GradientRecorder:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Record within this context."""
-        with tf_adapter.gradient_calls(self._on_gradients, self._on_vectorized_loop):
+        calls = tf_adapter.gradient_calls(self._on_gradients, self._on_vectorized_loop)
+        with calls, tf_adapter.custom_gradients(self._on_custom_gradient):
             yield
 
     @contextmanager
@@ -81,13 +107,43 @@ class GradientRecorder:
         known = all(isinstance(target, tf.Tensor) and target.graph is self._graph for target in targets)
         seeds = self._seeds(targets) if known else []
         self._depth += 1
+        self._custom = []
         try:
             gradients = compute(seeds)
         finally:
             self._depth -= 1
         losses = tuple(target.name for target in targets) if known else ()
-        origin = Origin(losses, tuple(seed.name for seed in seeds))
+        origin = Origin(losses, tuple(seed.name for seed in seeds), tuple(self._custom))
         return [self._record(source, gradient, origin) for source, gradient in zip(sources, gradients, strict=True)]
+
+    def _on_custom_gradient(
+        self, arguments: Sequence[Any], results: Sequence[Any], back: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """`back`, whose calls are recorded if it is the user's own: a library's is the gradient of what it returns."""
+        if not is_users(back) or not tf_adapter.is_within(self._graph):
+            return back
+
+        def recorded(*given: Any, **kwargs: Any) -> Any:
+            graph = tf.compat.v1.get_default_graph()
+            num_before = len(graph.get_operations())
+            returned = back(*given, **kwargs)
+            made = graph.get_operations()[num_before:] if graph is not self._graph else []
+            of_arguments, of_variables = returned if kwargs.get("variables") else (returned, [])
+            own = [*tf.nest.flatten(of_arguments), *tf.nest.flatten(of_variables)]
+            read = [*arguments, *("" for _ in tf.nest.flatten(of_variables))]
+            self._custom.append(
+                CustomGradient(
+                    results=tuple(map(_name, results)),
+                    given=tuple(map(_name, tf.nest.flatten(given))),
+                    arguments=tuple(map(_name, read)),
+                    returned=tuple(map(_name, own)),
+                    in_body=graph is not self._graph,
+                    ops=frozenset(op.type for op in made),
+                )
+            )
+            return returned
+
+        return recorded
 
     def _seeds(self, targets: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Ones, which back-propagation of the targets begins with anyway: here they are known; none: leave it alone."""
@@ -135,3 +191,7 @@ class GradientRecorder:
             return None
         capture = getattr(self._graph, "capture", None)
         return capture(handle) if capture is not None else handle
+
+
+def _name(value: Any) -> str:
+    return str(value.name) if isinstance(value, tf.Tensor) else ""

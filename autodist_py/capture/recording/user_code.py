@@ -1,7 +1,10 @@
 """Which line of the user's code has made an op of a traced graph."""
 
+import inspect
 import linecache
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
@@ -20,6 +23,12 @@ def line_of(op: tf.Operation) -> str:
         return ""
     code = linecache.getline(own[-1].filename, own[-1].lineno).strip()
     return f"{own[-1].filename}, line {own[-1].lineno}: {code}"
+
+
+def is_users(function: Callable[..., Any]) -> bool:
+    """Whether the function is no library's, as far as its code says where it is from."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code is None or not any(part in code.co_filename for part in _FOREIGN)
 
 
 def made_by(graph: tf.Graph, name: str) -> tf.Operation | None:

@@ -449,11 +449,6 @@ def _unpack(operands: Operands, reads: tuple[Along, ...]) -> Found:
     return _joined(reads, frozenset(own - (own > axis) for own in reads[0].axes))
 
 
-def _same_axes(position: int) -> _Rule:
-    """Of an op that leaves the axes of this input where they are."""
-    return lambda operands, reads: reads[position]
-
-
 def _layer(operands: Operands, reads: tuple[Along, ...]) -> Found:
     """Of a layer's op that works on each entry along axis 0 by itself, with weights that are the same everywhere."""
     is_apart = reads[0].axes == {0} and not reads[0].pools and all(read.is_same for read in reads[1:])
@@ -472,6 +467,12 @@ def _tiled(operands: Operands, reads: tuple[Along, ...]) -> Found:
     if times is not None and all(times[axis] == 1 for axis in reads[0].axes):
         return reads[0]
     return replace(reads[0], joined=operands.node.name, uneven=True)
+
+
+def _bias_added(operands: Operands, reads: tuple[Along, ...]) -> Found:
+    """Of a vector that is added along an axis, which is the last one of what is no image."""
+    is_last = operands.node.attr["data_format"].s != b"NCHW"
+    return reads[0] if reads[1].is_same else _linear_sum(operands, reads) if is_last else None
 
 
 def _gather(operands: Operands, reads: tuple[Along, ...]) -> Found:
@@ -533,7 +534,8 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(_LAYERS, _layer),
     **dict.fromkeys(("Pad", "PadV2"), _padded),
     **dict.fromkeys(("OnesLike", "ZerosLike"), lambda operands, reads: Along(reads[0].axes)),
-    "BiasAdd": _same_axes(0),
+    "BiasAdd": _bias_added,
+    "BroadcastTo": lambda operands, reads: None if reads[0].axes else reads[0],
     "Tile": _tiled,
     "Cast": _cast,
     "ConcatV2": _concat,
@@ -548,6 +550,9 @@ _RULES: Mapping[str, _Rule] = {
     "Reshape": _reshape,
     "ResourceGather": lambda operands, reads: reads[1],
     "ReverseV2": _reordered(_axes),
+    "Roll": _reordered(
+        lambda operands: None if (axes := operands.axes(2, operands.ranks[0])) is None else frozenset(axes)
+    ),
     "Squeeze": _squeeze,
     "StridedSlice": _strided_slice,
     "TopKV2": _on_axis(_last, sorts=True),

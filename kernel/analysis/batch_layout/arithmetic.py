@@ -195,7 +195,7 @@ def _batch_norm(operands: Operands) -> tuple[BatchLayout, ...]:
 
 
 # fmt: off
-_ELEMENTWISE = (
+ELEMENTWISE = (
     "Abs", "Acos", "Acosh", "Angle", "AsString", "Asin", "Asinh", "Atan", "Atan2", "Atanh", "BesselI0e",
     "BesselI1e", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Bucketize", "Ceil", "ClipByValue",
     "Cos", "Cosh", "Digamma", "Elu", "Equal", "Erf", "Erfc", "Erfinv", "Exp", "Expm1", "Floor", "FloorDiv",
@@ -214,7 +214,7 @@ _MATRICES = (
 # fmt: on
 
 ARITHMETIC: Mapping[str, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(("Maximum", "Minimum"), _extreme),
     **dict.fromkeys(("Add", "AddV2", "AddN", "Complex", "Sub"), _sum_of_terms),
     **dict.fromkeys(("Conj", "Imag", "Neg", "Real"), _unary_linear),

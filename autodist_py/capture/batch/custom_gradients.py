@@ -1,0 +1,220 @@
+"""Custom gradients of the user's: whether a replica's, computed of its own examples, are parts of one device's.
+
+What TensorFlow derives is the transpose of what was computed, so that it keeps examples apart wherever that does. A
+custom gradient is what the user wrote. It must give each example a gradient that is made of this example's alone, and
+a weight the sum over examples. It is followed op by op, as losses are (`mixing.py`), from the gradients of the
+function's results, which go along examples as the results do, to those of its arguments.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from autodist_py.capture.batch.layout_solver import LayoutSolver
+from autodist_py.capture.batch.linearity import OF_WEIGHTS
+from autodist_py.capture.batch.mixing import Mixing
+from autodist_py.capture.recording.gradients import CustomGradient
+from autodist_py.kernel.analysis.batch_layout.along import (
+    BY_POOLED,
+    EVERYWHERE,
+    ROW_BY_ROW,
+    Along,
+    Mixture,
+    along,
+    of_layout,
+)
+from autodist_py.kernel.analysis.batch_layout.arithmetic import ELEMENTWISE
+from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout, Operands
+from autodist_py.kernel.analysis.batch_layout.rules import layout_of
+from autodist_py.kernel.ir.graph import GraphView, functions_of
+from autodist_py.kernel.ir.names import op_of, parse
+
+_BY_ELEMENT = frozenset(
+    {
+        *(*ELEMENTWISE, "Add", "AddN", "AddV2", "Cast", "CheckNumerics", "Const", "Div", "DivNoNan", "EnsureShape"),
+        *("Identity", "Maximum", "Minimum", "Mul", "Neg", "OnesLike", "Placeholder", "PreventGradient", "RealDiv"),
+        *("StopGradient", "Sub", "ZerosLike", "TensorListPopBack", "TensorListElementShape"),
+    }
+)
+"""Op types that compute each element of what they are given by itself, whatever that is; lists bring the operands."""
+_ONLY_SHAPES = frozenset({"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"})
+"""Op types whose results do not depend on the numbers that they read."""
+_OF_OTHERS = Mixture("gives an example a gradient that is made of other examples'")
+_OF_MEAN = Mixture("gives a weight the mean of what examples pass back, where it must be the sum")
+
+
+class Judged(NamedTuple):
+    """An op of a custom gradient that mixes examples; or, without a reason, one that is not followed."""
+
+    op: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CustomGradients:
+    """What custom gradients make of what examples pass back.
+
+    Attributes:
+        graph: of the ops that are needed.
+        solver: the layouts of the forward pass.
+        mixing: how that goes along the examples.
+        layouts: of what is computed for back-propagation, and not from gradients, by the name of its op.
+        passed_back: how gradients go along examples by the name of their op, as far as back-propagation shows it.
+    """
+
+    graph: GraphView
+    solver: LayoutSolver
+    mixing: Mixing
+    layouts: Mapping[str, BatchLayout]
+    passed_back: Mapping[str, Along | None]
+
+    def judged(self, custom: CustomGradient) -> Iterator[Judged]:
+        """The ops by which it is no part of one device's, or of which that is not seen."""
+        if custom.in_body:
+            if others := custom.ops - _BY_ELEMENT:
+                yield from (Judged(name) for name in self.passed_back if others <= self._types_in(name))
+            return
+        needed = [name for name in custom.returned if op_of(name) in self.graph.nodes]
+        if not needed or not any(op_of(name) in self.passed_back for name in custom.given):
+            return
+        results = [self.mixing.read(name) if name else None for name in custom.results]
+        given = {name: self._begun(name, result) for name, result in zip(custom.given, results, strict=True) if name}
+        walk = _Walk(self, given)
+        walk.visit(needed)
+        if walk.mixtures:
+            yield from walk.mixtures
+            return
+        for argument, returned in zip(custom.arguments, custom.returned, strict=False):
+            if returned in needed:
+                yield from self._compared(argument, returned, walk.read(returned), results)
+
+    def _types_in(self, name: str) -> set[str]:
+        """The types of the ops that a loop, branch or call runs, however deep in it."""
+        types, reached = set[str](), set[str]()
+        pending = [function for _, function in functions_of(self.graph.nodes[name])]
+        while pending:
+            function = pending.pop()
+            if function not in reached and function in self.graph.library:
+                reached.add(function)
+                nodes = self.graph.library[function].node_def
+                types |= {node.op for node in nodes}
+                pending += [inner for node in nodes for _, inner in functions_of(node)]
+        return types
+
+    def _begun(self, name: str, result: Along | None) -> Along | None:
+        """How the gradient of a result goes along examples."""
+        if result is None or (result.pools and result.axes):
+            return None
+        return self.passed_back.get(op_of(name)) if result.is_same else EVERYWHERE if result.is_pooled else result
+
+    def _compared(
+        self, argument: str, returned: str, found: Along | None, results: Sequence[Along | None]
+    ) -> Iterator[Judged]:
+        """Whether the gradient of an argument goes along examples as the argument does."""
+        own = self.mixing.read(argument) if argument else EVERYWHERE
+        op = op_of(returned)
+        if own is None or found is None or found.counts or own.is_pooled:
+            yield from () if found is not None and found.is_same else (Judged(op),)
+        elif own.axes and not found.is_same:
+            if found.pools:
+                yield Judged(op, BY_POOLED if found.axes else _OF_OTHERS)
+            elif found.axes != own.axes or found.order != own.order:
+                yield Judged(op, _OF_OTHERS)
+            elif found != own:
+                yield Judged(op)
+        elif own.is_same and not found.is_same:
+            of_rows = any(result is not None and result.axes for result in results)
+            if found.axes or found.both:
+                yield Judged(op)
+            elif of_rows and not found.adds:
+                yield Judged(op, _OF_MEAN)
+
+
+class _Walk:
+    """How the ops between the gradients that are given and those that are returned go along examples."""
+
+    def __init__(self, of: CustomGradients, given: Mapping[str, Along | None]):
+        self._of = of
+        self._given = {str(parse(name)): begun for name, begun in given.items()}
+        self._found: dict[str, Along | None] = {}
+        self._layouts: dict[str, BatchLayout] = {}
+        self._region: set[str] = set()
+        self._of_shapes: set[str] = set()
+        self.mixtures: list[Judged] = []
+
+    def visit(self, returned: Collection[str]) -> None:
+        """Follow all ops that the `returned` tensors are made of."""
+        graph = self._of.graph
+        begins = {op_of(name) for name in self._given}
+        ends = {op_of(name) for name in returned} - begins
+        needed = graph.dataflow_ancestors(ends)
+        of_given = graph.dataflow_descendants(begins) & needed
+        alone = {
+            name for name in needed & self._of.layouts.keys() if self._of.layouts[name] is not BatchLayout.REPLICATED
+        }
+        self._region = (of_given | alone) - begins
+        for name in graph.dataflow_order(self._region):
+            node = graph.nodes[name]
+            reads = [str(parse(read)) for read in node.input if not read.startswith("^")]
+            found = tuple(map(self.read, reads))
+            layouts = tuple(map(self._layout, reads))
+            operands = self._of.solver.operands(node, reads, layouts)
+            if node.op in _ONLY_SHAPES or self._is_of_shapes(reads):
+                self._of_shapes.add(name)
+                layout = layout_of(operands)
+                self._layouts[name] = BatchLayout.MIXED if isinstance(layout, tuple) else layout
+                self._found[name] = of_layout(self._layouts[name])
+                continue
+            result = along(operands, found)
+            if isinstance(result, Mixture):
+                self.mixtures.append(Judged(name, str(result)))
+            self._found[name] = result if isinstance(result, Along) else self._by_layout(operands)
+            self._layouts[name] = _layout_along(self._found[name])
+
+    def _by_layout(self, operands: Operands) -> Along | None:
+        """How the result goes along examples as far as its layout says it."""
+        if operands.node.op in OF_WEIGHTS and set(operands.layouts) <= {BatchLayout.SHARDED, BatchLayout.REPLICATED}:
+            return Along(pools=True, adds=True)
+        layout = layout_of(operands)
+        return None if isinstance(layout, tuple) else of_layout(layout)
+
+    def _is_of_shapes(self, reads: Sequence[str]) -> bool:
+        """Whether what is read of the region are shapes and sizes alone."""
+        own = {op_of(tensor) for tensor in reads if tensor in self._given or op_of(tensor) in self._region}
+        return bool(own) and own <= self._of_shapes
+
+    def read(self, tensor: str) -> Along | None:
+        """How a tensor goes along examples."""
+        if str(parse(tensor)) in self._given:
+            return self._given[str(parse(tensor))]
+        if op_of(tensor) in self._region:
+            return self._found[op_of(tensor)]
+        of = self._of
+        if op_of(tensor) in of.passed_back:
+            return None  # It comes of what is passed back to somewhere else.
+        if of.solver.seen(tensor) is not None or of.solver.is_combined(tensor):
+            return of.mixing.read(tensor)
+        return of_layout(self._layout(tensor))
+
+    def _layout(self, tensor: str) -> BatchLayout:
+        if tensor in self._given:
+            return _layout_along(self._given[tensor])
+        if op_of(tensor) in self._region:
+            return self._layouts[op_of(tensor)]
+        if op_of(tensor) in self._of.passed_back:
+            return BatchLayout.MIXED
+        if self._of.solver.is_combined(tensor):
+            return BatchLayout.REPLICATED
+        seen = self._of.solver.seen(tensor)
+        return self._of.layouts.get(op_of(tensor), BatchLayout.REPLICATED) if seen is None else seen
+
+
+def _layout_along(found: Along | None) -> BatchLayout:
+    """The layout of what goes along examples so."""
+    if found is None or found.counts:
+        return BatchLayout.MIXED
+    if found.is_same:
+        return BatchLayout.REPLICATED
+    if found.is_pooled and not found.both:
+        return BatchLayout.PARTIAL_SUM if found.adds else BatchLayout.PARTIAL_MEAN
+    return BatchLayout.SHARDED if found == ROW_BY_ROW else BatchLayout.MIXED

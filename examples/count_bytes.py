@@ -35,7 +35,7 @@ class CountBytes:
 
     def __call__(self, program: Program) -> Program:
         """The program with one op more, which it runs each step."""
-        nodes = [program.graph.nodes[op] for one in program.collectives for op in one.ops]
+        nodes = [program.graph.nodes[op] for one in program.lowered.collectives for op in one.ops]
         if not nodes:
             return program
         given = [TensorSpec(node.input[0], tf.as_dtype(node.attr["T"].type)) for node in nodes]

@@ -23,7 +23,7 @@ from autodist_py.kernel.passes.refresh import Refresh
 from autodist_py.kernel.passes.replicate import Replicate
 from autodist_py.kernel.passes.split_batch import SplitBatch
 from autodist_py.kernel.passes.unbranch import Unbranch
-from autodist_py.kernel.program import Channel, Options, Program, ServerProgram, Shards
+from autodist_py.kernel.program import Channel, Lowered, Options, Program, ServerProgram, Shards
 from autodist_py.kernel.runner import AddedPass, Observer, Pass, run_passes, with_added
 from autodist_py.kernel.topology import Topology
 from autodist_py.proto.graph_item import GraphItem
@@ -106,7 +106,6 @@ def start(item: GraphItem, strategy: Strategy, topology: Topology, options: Opti
     """The program before its first pass: the captured graph as it is."""
     analysis = analyse(item, batch=options.batch)
     return Program(
-        item=item,
         analysis=analysis,
         strategy=strategy,
         topology=topology,
@@ -114,7 +113,7 @@ def start(item: GraphItem, strategy: Strategy, topology: Topology, options: Opti
         graph=analysis.captured,
         fetches=tuple(output.tensor for output in item.outputs),
         run_ops=item.run_ops,
-        next_instance_key=options.first_instance_key,
+        lowered=Lowered(next_instance_key=options.first_instance_key),
     )
 
 
@@ -170,6 +169,7 @@ def compile(
     with _collection_deferred(), blamed(item):
         first = _first(item, strategy, topology, options or Options())
         program = run_passes(first, with_added(PASSES, added), observers)
+        lowered = program.lowered
         return CompiledProgram(
             item=item,
             topology=program.topology,
@@ -178,24 +178,24 @@ def compile(
             fetches=program.fetches,
             run_ops=program.run_ops,
             variables=tuple(_bound(program)),
-            shards=(*program.shards, *(_shards(program, state) for state in program.compressor_states)),
-            left_whole=program.left_whole,
-            channels=program.channels,
-            servers=program.servers,
+            shards=(*program.cuts.shards, *(_shards(program, state) for state in lowered.compressor_states)),
+            left_whole=program.cuts.left_whole,
+            channels=lowered.channels,
+            servers=lowered.servers,
             held={**program.held, **_remembered(program)},
             refreshed=program.refreshed,
-            compressor_states=program.compressor_states,
-            idle=_idle(item, program) | {state.name for state in program.compressor_states},
+            compressor_states=lowered.compressor_states,
+            idle=_idle(item, program) | {state.name for state in lowered.compressor_states},
             schedule=program.schedule,
-            collectives=program.collectives,
-            next_instance_key=program.next_instance_key,
+            collectives=lowered.collectives,
+            next_instance_key=lowered.next_instance_key,
         )
 
 
 def _bound(program: Program) -> Iterator[BoundVariable]:
     """The handles of variables and compressors' states; on further replicas, and of shards, those that are used."""
     handles = [node.name for node in program.analysis.captured.of_type({VARIABLE_OP})]
-    shards = {name for one in program.shards for name in one.names}
+    shards = {name for one in program.cuts.shards for name in one.names}
     asked = {on_replica(0, name) for name in shards}
     asked |= {on_replica(replica, handle) for replica in range(1, program.num_local_replicas) for handle in handles}
     served = _used_by_servers(program)
@@ -206,7 +206,7 @@ def _bound(program: Program) -> Iterator[BoundVariable]:
             if op not in asked or users[op] or op in served:
                 yield BoundVariable(op, handle, replica, program.graph.nodes[op].device)
     position = program.topology.all_workers.index(program.topology.worker)
-    for state in program.compressor_states:
+    for state in program.lowered.compressor_states:
         yield BoundVariable(state.op, state.part(position), 0, program.graph.nodes[state.op].device)
 
 
@@ -219,14 +219,14 @@ def _remembered(program: Program) -> dict[str, int]:
     """Where each worker's value of each compressor's state lives: on that worker."""
     return {
         state.part(position): rank
-        for state in program.compressor_states
+        for state in program.lowered.compressor_states
         for position, rank in enumerate(program.topology.all_workers)
     }
 
 
 def _idle(item: GraphItem, program: Program) -> frozenset[str]:
     """The state that no op on this worker uses; a read that nobody reads, as Keras's embeddings leave, is no use."""
-    if not program.held and not program.shards:
+    if not program.held and not program.cuts.shards:
         return frozenset()
     state = {variable.name for variable in item.variables} - {gradient.variable for gradient in item.gradients}
     graph, wanted = program.graph, {op_of(name) for name in (*program.fetches, *program.run_ops)}
@@ -241,5 +241,5 @@ def _idle(item: GraphItem, program: Program) -> frozenset[str]:
 
 def _used_by_servers(program: Program) -> set[str]:
     """The variables' handles, on the first replica, that this worker uses as a server."""
-    graphs = [part.graph for one in program.servers for part in (one.update, one.answer)]
+    graphs = [part.graph for one in program.lowered.servers for part in (one.update, one.answer)]
     return {node.name for graph in graphs for node in graph.of_type({VARIABLE_OP})}

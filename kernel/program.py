@@ -1,11 +1,11 @@
 """The value that passes map: a graph being rewritten, with what it was made from and where it will run."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from autodist_py.kernel.events import Collective, Schedule
-from autodist_py.kernel.ir.dataflow import Analysis
+from autodist_py.kernel.ir.dataflow import Analysis, analyse
 from autodist_py.kernel.ir.fragment import TensorSpec
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.message_layout import MessageLayout
@@ -184,36 +184,73 @@ class Shards:
 
 
 @dataclass(frozen=True, slots=True)
+class Cuts:
+    """Which variables are cut into shards, and why others stay whole.
+
+    Attributes:
+        shards: the variables that are cut.
+        part_of: for each part of a variable, or of its gradient alone, the captured variable.
+        left_whole: those that were to be cut and cannot be, with the reasons.
+        whole_branches: the branches over variables that live apart which cannot be taken apart, with the reasons.
+    """
+
+    shards: tuple[Shards, ...] = ()
+    part_of: Mapping[str, str] = field(default_factory=dict)
+    left_whole: Mapping[str, str] = field(default_factory=dict)
+    whole_branches: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """What this worker's replicas share, and how they share out the examples.
+
+    Attributes:
+        shared: ops of the captured graph that stand once per worker, not once per replica.
+        batch: how examples are spread over replicas; None while, or where, nothing is split.
+    """
+
+    shared: frozenset[str] = frozenset()
+    batch: Batch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """What the schedule's events have become on this worker.
+
+    Attributes:
+        collectives: those that are in the graph; once ordered, in the order of their issue.
+        next_instance_key: the key of the next collective that a pass adds.
+        compressor_states: what compressors keep from step to step.
+        channels: how messages are exchanged with servers.
+        servers: what this worker runs as a server, in order.
+    """
+
+    collectives: tuple[Collective, ...] = ()
+    next_instance_key: int = 1
+    compressor_states: tuple[CompressorState, ...] = ()
+    channels: tuple[Channel, ...] = ()
+    servers: tuple[ServerProgram, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """A graph between two passes.
 
     Attributes:
-        item: the captured single-device program.
-        analysis: facts about its graph.
+        analysis: the captured single-device program, and facts about its graph.
         strategy: how its variables are synchronized.
         topology: the replicas, and which worker this is.
         options: what the user chose beside the strategy.
         graph: the graph as rewritten so far; passes make a new one, they never edit it.
         fetches: for each of the item's outputs, the tensor that now stands for it.
         run_ops: ops to run each step beside the fetches.
-        shards: the variables that are cut.
-        part_of: for each part of a variable, or of its gradient alone, the captured variable.
-        left_whole: those that were to be cut and cannot be, with the reasons.
-        whole_branches: the branches over variables that live apart which cannot be taken apart, with the reasons.
-        shared: ops of the captured graph that stand once per worker, not once per replica.
-        batch: how examples are spread over replicas; None while, or where, nothing is split.
-        channels: how it exchanges messages with servers.
-        servers: what this worker runs as a server, in order.
-        held: for each variable that lives on a server of several workers, the server's rank.
-        refreshed: those of them whose new values the step brings to this worker.
-        compressor_states: what compressors keep from step to step.
+        cuts: which variables are cut into shards.
+        replication: what this worker's replicas share.
         schedule: what workers tell one another; empty until the pass that plans it.
-        collectives: those of the schedule's events that are in the graph; once ordered, in the order of their issue.
+        lowered: what the schedule's events have become.
         holds: what passes have brought about and later ones keep: the runner's, by their contracts; `verify` checks it.
-        next_instance_key: the key of the next collective that a pass adds.
     """
 
-    item: GraphItem
     analysis: Analysis
     strategy: Strategy
     topology: Topology
@@ -221,21 +258,27 @@ class Program:
     graph: GraphView
     fetches: tuple[str, ...]
     run_ops: tuple[str, ...]
-    shards: tuple[Shards, ...] = ()
-    part_of: Mapping[str, str] = field(default_factory=dict)
-    left_whole: Mapping[str, str] = field(default_factory=dict)
-    whole_branches: Mapping[str, str] = field(default_factory=dict)
-    shared: frozenset[str] = frozenset()
-    batch: Batch | None = None
-    channels: tuple[Channel, ...] = ()
-    servers: tuple[ServerProgram, ...] = ()
-    held: Mapping[str, int] = field(default_factory=dict)
-    refreshed: frozenset[str] = frozenset()
-    compressor_states: tuple[CompressorState, ...] = ()
+    cuts: Cuts = Cuts()
+    replication: Replication = Replication()
     schedule: Schedule = field(default_factory=Schedule)
-    collectives: tuple[Collective, ...] = ()
+    lowered: Lowered = Lowered()
     holds: frozenset[Invariant] = frozenset({Invariant.CAPTURED})
-    next_instance_key: int = 1
+
+    @property
+    def item(self) -> GraphItem:
+        """The captured single-device program."""
+        return self.analysis.item
+
+    def of_item(self, item: GraphItem) -> "Program":
+        """The program before it is replicated, where it captures `item` instead."""
+        analysis = analyse(item, batch=self.options.batch)
+        return replace(
+            self,
+            analysis=analysis,
+            graph=analysis.captured,
+            fetches=tuple(output.tensor for output in item.outputs),
+            run_ops=item.run_ops,
+        )
 
     @property
     def num_local_replicas(self) -> int:
@@ -246,13 +289,30 @@ class Program:
         """Whether there is one replica alone: nothing to split, nothing to combine."""
         return len(self.topology.everyone) == 1
 
+    @property
+    def serves_itself(self) -> bool:
+        """Whether no message travels to a server: one worker, each of whose gradients is an update."""
+        return len(self.topology.all_workers) == 1 and self.strategy.consistency.replicas_to_aggregate <= 1
+
+    @property
+    def held(self) -> dict[str, int]:
+        """For each variable that lives on a server of several workers, the server's rank."""
+        plans = self.schedule.servers.plans if self.schedule.servers and not self.serves_itself else ()
+        return {handle: plan.worker for plan in plans for handle in plan.held}
+
+    @property
+    def refreshed(self) -> frozenset[str]:
+        """The variables that live on a server, and whose new values the step brings to this worker."""
+        plans = self.schedule.servers.plans if self.schedule.servers and not self.serves_itself else ()
+        return frozenset(handle for plan in plans for exchange in plan.exchanges for handle in exchange.refreshed)
+
     def successions(self) -> Iterator[tuple[Collective, Collective]]:
         """Of two collectives each, the one that has to be done before the other is issued.
 
         Rings are found by their keys, so two may be under way at once, and a small one holds no large one up. NCCL's
         must be issued in one order on all devices. Those that are found by their names need none.
         """
-        ordered = [one for one in self.collectives if not one.by_name]
+        ordered = [one for one in self.lowered.collectives if not one.by_name]
         ops = [self.graph.nodes[op].attr for one in ordered for op in one.ops]
         is_nccl = any("communication_hint" in attr and attr["communication_hint"].s == b"nccl" for attr in ops)
         under_way = 1 if is_nccl else UNDER_WAY
@@ -261,7 +321,7 @@ class Program:
 
     def copies(self, tensor: str) -> Iterator[str]:
         """Where `tensor` of the captured graph stands now: on each local replica, or once if it is shared."""
-        if op_of(tensor) in self.shared:
+        if op_of(tensor) in self.replication.shared:
             yield tensor
             return
         for replica in range(self.num_local_replicas):

@@ -33,8 +33,8 @@ def format_program(program: Program, *, unfolded: bool = False) -> str:
     lines: list[str] = []
     for field, texts in FIELDS.items():
         lines += _graph_lines(program.graph, scopes) if field == "graph" else texts(program)
-        if field == "servers":
-            lines += (line for one in program.servers for line in _server(one, unfolded=unfolded))
+        if field == "lowered.servers":
+            lines += (line for one in program.lowered.servers for line in _server(one, unfolded=unfolded))
     return "\n".join(lines)
 
 
@@ -51,7 +51,7 @@ def format_op(node: tf.compat.v1.NodeDef) -> str:
 
 def _scopes(program: Program) -> dict[str, str]:
     """The scopes of fragments, each with what it is."""
-    found = {f"{KERNEL_SCOPE}/{one.name}": f"Exchange[{one.server}]" for one in program.channels}
+    found = {f"{KERNEL_SCOPE}/{one.name}": f"Exchange[{one.server}]" for one in program.lowered.channels}
     for event in program.schedule.events:
         scope = getattr(event, "scope", None)
         if scope is not None:
@@ -130,6 +130,12 @@ def _topology(program: Program) -> Iterator[str]:
     yield from (f"server {device}: worker {rank}" for device, rank in own.servers.items())
 
 
+def _schedule(program: Program) -> Iterator[str]:
+    yield from format_schedule(program.schedule).splitlines()
+    yield from (f"held {name} by worker {rank}" for name, rank in program.held.items())
+    yield f"refreshed {_names(sorted(program.refreshed))}"
+
+
 def _server(one: ServerProgram, *, unfolded: bool) -> Iterator[str]:
     yield (
         f"server program {one.channel.name}: {one.num_messages} messages, each {one.each}, "
@@ -166,30 +172,30 @@ FIELDS: Mapping[str, Callable[[Program], Iterable[str]]] = {
     "graph": lambda program: (),  # By `_graph_lines`.
     "fetches": lambda program: (f"fetch {name}" for name in program.fetches),
     "run_ops": lambda program: (f"run {name}" for name in program.run_ops),
-    "shards": lambda program: map(str, program.shards),
-    "part_of": lambda program: (f"part {part} of {whole}" for part, whole in program.part_of.items()),
-    "left_whole": lambda program: (f"whole {name}: {why}" for name, why in program.left_whole.items()),
-    "whole_branches": lambda program: (f"branch {name}: {why}" for name, why in program.whole_branches.items()),
-    "shared": lambda program: [f"shared {_names(sorted(program.shared))}"],
-    "batch": lambda program: [f"batch {program.batch}"],
-    "schedule": lambda program: format_schedule(program.schedule).splitlines(),
-    "collectives": lambda program: (
-        f"collective of event {one.event}, {one.nbytes} bytes{', by name' if one.by_name else ''}: {_names(one.ops)}"
-        for one in program.collectives
+    "cuts.shards": lambda program: map(str, program.cuts.shards),
+    "cuts.part_of": lambda program: (f"part {part} of {whole}" for part, whole in program.cuts.part_of.items()),
+    "cuts.left_whole": lambda program: (f"whole {name}: {why}" for name, why in program.cuts.left_whole.items()),
+    "cuts.whole_branches": lambda program: (
+        f"branch {name}: {why}" for name, why in program.cuts.whole_branches.items()
     ),
-    "channels": lambda program: (
+    "replication.shared": lambda program: [f"shared {_names(sorted(program.replication.shared))}"],
+    "replication.batch": lambda program: [f"batch {program.replication.batch}"],
+    "schedule": _schedule,
+    "lowered.collectives": lambda program: (
+        f"collective of event {one.event}, {one.nbytes} bytes{', by name' if one.by_name else ''}: {_names(one.ops)}"
+        for one in program.lowered.collectives
+    ),
+    "lowered.channels": lambda program: (
         f"channel {one.name} of server {one.server}{', counts' if one.counts else ''}: "
         f"sent {_layout(one.sent)}; answered {_layout(one.answered)}"
-        for one in program.channels
+        for one in program.lowered.channels
     ),
-    "servers": lambda program: (),  # By `_server`.
-    "held": lambda program: (f"held {name} by worker {rank}" for name, rank in program.held.items()),
-    "refreshed": lambda program: [f"refreshed {_names(sorted(program.refreshed))}"],
-    "compressor_states": lambda program: (
+    "lowered.servers": lambda program: (),  # By `_server`.
+    "lowered.compressor_states": lambda program: (
         f"state {one.name} of {one.owner} by {one.op}: {one.slot.dtype.name}{list(one.slot.shape)}"
-        for one in program.compressor_states
+        for one in program.lowered.compressor_states
     ),
     "holds": lambda program: [f"holds {_names(one.name for one in Invariant if one in program.holds)}"],
-    "next_instance_key": lambda program: [f"next instance key {program.next_instance_key}"],
+    "lowered.next_instance_key": lambda program: [f"next instance key {program.lowered.next_instance_key}"],
 }
-"""By field of a program its lines. Its analysis is made of the captured graph, and has none."""
+"""By field of a program, and of its parts, its lines. What is known of the captured graph is made of it."""

@@ -93,7 +93,7 @@ def _is_comparable(before: Program, program: Program) -> bool:
     return (
         before.analysis is program.analysis
         and before.topology == program.topology
-        and before.shared == program.shared
+        and before.replication.shared == program.replication.shared
         and before.graph.is_within(program.graph)
     )
 
@@ -177,15 +177,17 @@ def _cycle(graph: GraphView) -> str:
 
 def _check_writers(program: Program, before: Program | None, changed: Sequence[tf.compat.v1.NodeDef]) -> None:
     """Of each variable that a changed op uses, or used, look at all users: one of them may be a writer already."""
-    repeated = [name for name, count in Counter(state.name for state in program.compressor_states).items() if count > 1]
+    repeated = [
+        name for name, count in Counter(state.name for state in program.lowered.compressor_states).items() if count > 1
+    ]
     if repeated:
         raise InvalidGraphError(f"compressor state '{repeated[0]}' has several ops that read and write it")
     graph = program.graph
-    compressor_states = {state.op for state in program.compressor_states}
+    compressor_states = {state.op for state in program.lowered.compressor_states}
     touched = {node.name for node in changed}.union(*(graph.producers[node.name] for node in changed))
     if before is not None:
         touched.update(*(before.graph.producers.get(node.name, ()) for node in changed))
-        touched |= compressor_states ^ {state.op for state in before.compressor_states}
+        touched |= compressor_states ^ {state.op for state in before.lowered.compressor_states}
     handles = [name for name in touched if name in graph.nodes and graph.nodes[name].op == VARIABLE_OP]
     for handle, users in graph.users(handles).items() if handles else ():
         _check_users(program, handle, users, is_state=handle in compressor_states)
@@ -249,7 +251,7 @@ def _check_written(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None:
     nodes, worker = program.graph.nodes, program.topology.worker
     wanted = captured.ancestors(_ends(program.item))
     runs = program.graph.ancestors(map(op_of, (*program.fetches, *program.run_ops)))
-    served = Counter(captured_name(op) for server in program.servers for op in server.update.run_ops)
+    served = Counter(captured_name(op) for server in program.lowered.servers for op in server.update.run_ops)
     for handle, writers in writes.items():
         home = program.held.get(handle)
         for writer in wanted.intersection(writers):
@@ -276,7 +278,7 @@ def _runs_no_less(program: Program, before: Program, changed: Sequence[tf.compat
     """Whether all that `before` runs is run, and writes what it wrote: ops have other devices, or wait for more."""
     if not {*before.fetches, *before.run_ops} <= {*program.fetches, *program.run_ops}:
         return False
-    if (before.servers, before.held, before.refreshed) != (program.servers, program.held, program.refreshed):
+    if before.lowered.servers != program.lowered.servers or before.schedule is not program.schedule:
         return False
     nodes, producers, now = before.graph.nodes, before.graph.producers, program.graph.producers
     return all(
@@ -333,7 +335,7 @@ def _check_placed(program: Program, changed: Sequence[tf.compat.v1.NodeDef]) -> 
 
 def _check_order(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None:
     require_scheduled(program)
-    named = {op for one in program.collectives if one.by_name for op in one.ops}
+    named = {op for one in program.lowered.collectives if one.by_name for op in one.ops}
     if idle := named - set(program.run_ops):
         raise InvalidGraphError(f"collective '{min(idle)}' is not among the ops to run: a worker could leave it out")
     for earlier, later in program.successions():

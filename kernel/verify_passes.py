@@ -26,7 +26,7 @@ def _check_unbranched(program: Program, _: _Nodes) -> None:
     if program.is_single:
         return
     for node in spread_branches(program):
-        if node.name not in program.whole_branches:
+        if node.name not in program.cuts.whole_branches:
             raise InvalidGraphError(f"a branch updates variables that live apart: {format_node(node)}")
 
 
@@ -47,13 +47,13 @@ def _check_scheduled(program: Program, _: _Nodes) -> None:
 def _check_replicated(program: Program, nodes: _Nodes) -> None:
     for node in nodes:
         is_own = node.name.startswith((REPLICA_SCOPE, f"{KERNEL_SCOPE}/"))
-        if not is_own and node.name not in program.shared:
+        if not is_own and node.name not in program.replication.shared:
             raise InvalidGraphError(f"an op is of no replica, and not shared: {format_node(node)}")
 
 
 def _check_refreshed(program: Program, _: _Nodes) -> None:
     further = range(1, program.num_local_replicas)
-    variables = program.analysis.writes.keys() - program.shared
+    variables = program.analysis.writes.keys() - program.replication.shared
     handles = program.graph.nodes.keys() & {on_replica(one, name) for one in further for name in variables}
     for handle, users in program.graph.users(handles).items() if handles else ():
         if not any(user.startswith(f"{KERNEL_SCOPE}/") and _is_assignment(program, user) for user in users):
@@ -85,7 +85,7 @@ def _check_split(program: Program, nodes: _Nodes) -> None:
 
 
 def _check_reduced(program: Program, _: _Nodes) -> None:
-    made = Counter(one.event for one in program.collectives)
+    made = Counter(one.event for one in program.lowered.collectives)
     for position, event in enumerate(program.schedule.events):
         if event.travels and event.nbytes != 0 and not made[position]:
             raise InvalidGraphError(f"no collective is made of an event of the schedule: {event}")

@@ -41,14 +41,14 @@ def require_scheduled(program: Program) -> None:
     """
     _require_one_event_each(program)
     made: list[list[Collective]] = [[] for _ in program.schedule.events]
-    for one in program.collectives:
+    for one in program.lowered.collectives:
         made[one.event].append(one)
     for event, collectives in zip(program.schedule.events, made, strict=True):
         if collectives and not event.travels:
             raise InvalidGraphError(f"a collective is made of what does not travel by one: {event}")
         if not collectives and event.travels and event.nbytes != 0:
             raise InvalidGraphError(f"no collective is made of an event of the schedule: {event}")
-    if program.collectives != program.schedule.in_order(program.collectives):
+    if program.lowered.collectives != program.schedule.in_order(program.lowered.collectives):
         raise InvalidGraphError("collectives are not in the order of the schedule's events")
     for event, collectives in zip(program.schedule.events, made, strict=True):
         for one in collectives:
@@ -60,9 +60,9 @@ def require_scheduled(program: Program) -> None:
 
 
 def _require_one_event_each(program: Program) -> None:
-    noted = Counter(op for one in program.collectives for op in one.ops)
+    noted = Counter(op for one in program.lowered.collectives for op in one.ops)
     found = {node.name for node in program.graph.of_type(COLLECTIVES) if not node.name.startswith(REPLICA_SCOPE)}
-    found -= program.shared
+    found -= program.replication.shared
     if other := (found ^ noted.keys()) | {op for op, times in noted.items() if times > 1}:
         raise InvalidGraphError(f"collective '{min(other)}' is not that of one event of the schedule")
 
@@ -114,7 +114,7 @@ def _require_bytes(event: Event, collectives: Sequence[Collective]) -> None:
 def _require_own_keys(program: Program) -> None:
     """Collectives of one group are told apart by their keys."""
     used: dict[tuple[int | None, int], str] = {}
-    for one in program.collectives:
+    for one in program.lowered.collectives:
         node = program.graph.nodes[one.ops[0]]
         if node.op == "HorovodAllreduce":
             continue
@@ -191,7 +191,7 @@ def _require_read(program: Program, event: ReduceGradients, read: set[str]) -> N
 
 def _is_split(program: Program, op: str) -> bool:
     """Whether the op gives the batch, in whose place each replica reads its part."""
-    return program.batch is not None and op in program.shared
+    return program.replication.batch is not None and op in program.replication.shared
 
 
 # -- Messages ---------------------------------------------------------------------------------------------------------
@@ -200,11 +200,11 @@ def _is_split(program: Program, op: str) -> bool:
 def _require_messages(program: Program) -> None:
     exchanges = [event for event in program.schedule.of_kind(Exchange) if event.engine == SERVER]
     numbers: Counter[int] = Counter()
-    channels = {(channel.server, channel.number): channel for channel in program.channels}
-    if len(channels) != len(exchanges) or len(channels) != len(program.channels):
+    channels = {(channel.server, channel.number): channel for channel in program.lowered.channels}
+    if len(channels) != len(exchanges) or len(channels) != len(program.lowered.channels):
         raise InvalidGraphError(
             f"the schedule has exchanges with the servers {[event.server for event in exchanges]}; messages are "
-            f"exchanged with {[channel.server for channel in program.channels]}"
+            f"exchanged with {[channel.server for channel in program.lowered.channels]}"
         )
     for event in exchanges:
         channel = channels.get((event.server, numbers[event.server]))
@@ -218,11 +218,11 @@ def _require_messages(program: Program) -> None:
             if found != planned:
                 raise InvalidGraphError(f"{', '.join(planned)} is planned; {', '.join(found)} is {what}: {event}")
     _require_queues(program)
-    own = [channel for channel in program.channels if channel.server == program.topology.worker]
-    if [one.channel for one in program.servers] != own:
+    own = [channel for channel in program.lowered.channels if channel.server == program.topology.worker]
+    if [one.channel for one in program.lowered.servers] != own:
         raise InvalidGraphError(
             f"worker {program.topology.worker} takes the messages of {len(own)} exchanges, in order; it has programs "
-            f"for {', '.join(one.channel.name for one in program.servers) or 'none'}"
+            f"for {', '.join(one.channel.name for one in program.lowered.servers) or 'none'}"
         )
 
 
@@ -238,9 +238,9 @@ def _brought(event: Exchange) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _require_queues(program: Program) -> None:
     """Each message goes from this worker to the server of its channel, and each answer comes back to it."""
     worker = program.topology.worker
-    planned = Counter(("QueueEnqueueV2", channel.push(worker)) for channel in program.channels)
-    planned += Counter(("QueueEnqueueV2", one.bell) for one in program.channels if one.server == worker)
-    planned += Counter(("QueueDequeueV2", channel.answer(worker)) for channel in program.channels)
+    planned = Counter(("QueueEnqueueV2", channel.push(worker)) for channel in program.lowered.channels)
+    planned += Counter(("QueueEnqueueV2", one.bell) for one in program.lowered.channels if one.server == worker)
+    planned += Counter(("QueueDequeueV2", channel.answer(worker)) for channel in program.lowered.channels)
     found = Counter(_uses_of_queues(program))
     if found != planned:
         (kind, queue), *_ = sorted((found - planned) + (planned - found))

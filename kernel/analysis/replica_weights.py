@@ -14,9 +14,8 @@ from autodist_py.proto.graph_item import Gradient
 
 def batch_specs(program: Program) -> list[TensorSpec]:
     """What `replica_weights` needs of the graph, as arguments of a fragment: the step's rows, then each replica's."""
-    if program.batch is None:
-        return []
-    return [TensorSpec(name, tf.int64, ()) for name in (program.batch.total, *program.batch.rows)]
+    batch = program.replication.batch
+    return [] if batch is None else [TensorSpec(name, tf.int64, ()) for name in (batch.total, *batch.rows)]
 
 
 def replica_weights(program: Program, batch: Sequence[tf.Tensor], reduction: str) -> list[tf.Tensor]:

@@ -40,11 +40,6 @@ def synchronizer_of(program: Program, gradient: Gradient) -> PSSynchronizer | No
     return None if synchronizer is None else synchronizer.as_ps
 
 
-def is_in_graph(program: Program) -> bool:
-    """Whether no message travels: one worker, each of whose gradients is an update."""
-    return len(program.topology.all_workers) == 1 and program.strategy.consistency.replicas_to_aggregate <= 1
-
-
 def server_plans(program: Program, postponed: Mapping[tuple[int, str], int] | None = None) -> ServerPlans | None:
     """How the step of `program` is divided; None where no variable lives on a server.
 
@@ -311,7 +306,9 @@ class _Part:
         read |= {str(parse(name)) for op in self._division.markers for name in nodes[op].input if name[:1] != "^"}
         answered = {tensor for tensor in read if op_of(tensor) in self._moved}
         asked = {lookup.handle for lookup in self.lookups.values()}
-        trained -= {name for shards in self._program.shards for name in shards.names}  # Workers join them themselves.
+        trained -= {
+            name for shards in self._program.cuts.shards for name in shards.names
+        }  # Workers join them themselves.
         for current in sorted({*self.phases, *self.asked.values()}):
             lookups = tuple(lookup for op, lookup in sorted(self.lookups.items()) if self.asked[op] == current)
             if lookups:
@@ -331,7 +328,7 @@ class _Part:
                 needs=(*(nodes[op_of(name)].input[0] for one in gradients for name in one.tensors), *values),
                 gives=answers,
                 level=max((level[op] for op in self._sent(gradients, values)), default=0),
-                engine=LOCAL if is_in_graph(self._program) else SERVER,
+                engine=LOCAL if self._program.serves_itself else SERVER,
                 members=len(self._program.topology.all_workers),
                 nbytes=self._bytes(gradients, values),
                 server=self.server,

@@ -28,11 +28,11 @@ class Division:
     def __init__(self, program: Program, sides: Mapping[Gradient, int]):
         self._view = program.analysis.captured
         self._varying = program.analysis.varying
-        self._whole_branches = program.whole_branches
+        self._whole_branches = program.cuts.whole_branches
         self._writes = {handle: set(writers) for handle, writers in program.analysis.writes.items() if writers}
         self.markers = {op_of(tensor): side for gradient, side in sides.items() for tensor in gradient.tensors}
         self._trained = {gradient.variable: side for gradient, side in sides.items()}
-        self._cut = {shards.variable for shards in program.shards}
+        self._cut = {shards.variable for shards in program.cuts.shards}
         self.held: dict[str, int] = {}
         derived = self._derived()
         self._need = self._reaching(derived)

@@ -266,10 +266,10 @@ class _Finder:
         leading = self._view.dataflow_ancestors(writers, blocked=self._captured.markers)
         for op in [one for one in self._mixing if one in leading] or sorted(writers):
             what = f"'{op}' ({self._view.nodes[op].op})"
-            if op in self._program.whole_branches:
+            if op in self._program.cuts.whole_branches:
                 raise self._refusal(
                     f"its update is in the branch {what}, which cannot be taken apart: "
-                    f"{self._program.whole_branches[op]}"
+                    f"{self._program.cuts.whole_branches[op]}"
                 )
             raise self._refusal(f"its update uses {what}, of which a shard's part is not computed of that shard alone")
 

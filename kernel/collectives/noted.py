@@ -11,4 +11,9 @@ def with_collectives(program: Program, collectives: Collectives, position: int) 
     """`program` with `collectives`, whose ops a pass adds to its graph; the event stands there in the schedule."""
     what = program.schedule.events[position].what
     added = (Collective(made.ops, position, what, made.nbytes, made.by_name) for made in collectives.made)
-    return replace(program, collectives=(*program.collectives, *added), next_instance_key=collectives.next_key)
+    lowered = replace(
+        program.lowered,
+        collectives=(*program.lowered.collectives, *added),
+        next_instance_key=collectives.next_key,
+    )
+    return replace(program, lowered=lowered)

@@ -100,7 +100,7 @@ class Coding:
                 name: recorder.read(
                     slot,
                     name=f"{_name(program, gradient)}/{type(compressor).__name__}/{name}",
-                    owner=program.part_of.get(gradient.variable, gradient.variable),
+                    owner=program.cuts.part_of.get(gradient.variable, gradient.variable),
                 )
                 for name, slot in slots.items()
             }

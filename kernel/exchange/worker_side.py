@@ -14,7 +14,6 @@ from autodist_py.kernel.analysis.replica_weights import (
     summed_as,
     weighted,
 )
-from autodist_py.kernel.analysis.server_ops import is_in_graph
 from autodist_py.kernel.compressors.coding import Coding, compressor_for
 from autodist_py.kernel.events import Exchange, ServerPlan
 from autodist_py.kernel.exchange.common import type_of
@@ -230,7 +229,7 @@ def summed_gradients(
 def _scale(program: Program, gradient: Gradient, batch: Sequence[tf.Tensor]) -> tf.Tensor | None:
     """By how much more a gradient of a mean counts than what this worker's replicas make of it by themselves."""
     consistency = program.strategy.consistency
-    if program.item.reduction_of(gradient) == "mean" and not is_in_graph(program):
+    if program.item.reduction_of(gradient) == "mean" and not program.serves_itself:
         if consistency.staleness:
             return tf.constant(1.0 / len(program.topology.all_workers), tf.float64)
         if consistency.replicas_to_aggregate and batch and program.analysis.is_varying(gradient):

@@ -26,10 +26,11 @@ PYTHON_OPS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """Facts about the captured graph, the same on every worker.
+    """Facts about a captured program's graph, the same on every worker.
 
     Attributes:
-        captured: the graph.
+        item: the program, for one device.
+        captured: its graph.
         varying: ops whose results depend on a replica's own examples, its share of them or random numbers, and not
             only on combined gradients and replicated variables.
         of_examples: those of them that depend on examples.
@@ -39,6 +40,7 @@ class Analysis:
         writes: for each variable's handle op, the ops that write the variable.
     """
 
+    item: GraphItem
     captured: GraphView
     varying: frozenset[str]
     of_examples: frozenset[str]
@@ -82,6 +84,7 @@ def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
     of_examples = view.dataflow_descendants(sources, blocked=combined)
     varying = of_examples | view.dataflow_descendants(random_ops(view) | parts, blocked=combined)
     return Analysis(
+        item=item,
         captured=view,
         varying=frozenset(varying),
         of_examples=frozenset(of_examples),

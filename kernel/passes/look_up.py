@@ -1,7 +1,7 @@
 """LookUp: rows of a variable are looked up in the variable itself, not in a copy of it."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import networkx as nx
@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from autodist_py.kernel.analysis.row_access import is_written_by_rows, lookups_of
 from autodist_py.kernel.events import Lookup
-from autodist_py.kernel.ir.dataflow import analyse
 from autodist_py.kernel.ir.editor import Editor
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import op_of
@@ -45,9 +44,7 @@ class LookUp:
         found = [variable for variable in by_rows if _look_up(program, editor, graph, variable)]
         if not found:
             return program
-        rewritten = editor.rewritten(item)
-        analysis = analyse(rewritten, batch=program.options.batch)
-        return replace(program, item=rewritten, analysis=analysis, graph=analysis.captured)
+        return program.of_item(editor.rewritten(item))
 
 
 def _look_up(program: Program, editor: Editor, graph: "nx.DiGraph[str]", variable: Variable) -> bool:

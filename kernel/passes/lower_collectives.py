@@ -57,7 +57,7 @@ class LowerCollectives:
         edits = Edits()
         combined: dict[str, str] = {}
         for position, event in enumerate(program.schedule.events):
-            collectives, recorder = Collectives(program.topology, program.next_instance_key), Recorder()
+            collectives, recorder = Collectives(program.topology, program.lowered.next_instance_key), Recorder()
             match event:
                 case ReduceGradients():
                     combined |= _lower_gradients(program, event, edits, collectives, recorder)
@@ -68,10 +68,11 @@ class LowerCollectives:
                 case _:
                     continue  # Other passes lower it.
             program = with_collectives(program, collectives, position)
+            states = (*program.lowered.compressor_states, *recorder.compressor_states)
             program = replace(
                 program,
-                compressor_states=(*program.compressor_states, *recorder.compressor_states),
                 run_ops=(*program.run_ops, *recorder.writers),
+                lowered=replace(program.lowered, compressor_states=states),
             )
         _pass_on_parts(program, edits)
         fetched = zip(program.item.outputs, program.fetches, strict=True)

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from autodist_py.kernel.analysis.event_graph import awaited
 from autodist_py.kernel.analysis.replica_weights import batch_specs
-from autodist_py.kernel.analysis.server_ops import is_in_graph
 from autodist_py.kernel.events import Exchange, ServerPlan, ServerPlans
 from autodist_py.kernel.exchange.common import first_writers, read_of, type_of, writers_in
 from autodist_py.kernel.exchange.rows import asked, lookup_channel
@@ -49,7 +48,7 @@ class LowerExchanges:
         divided = program.schedule.servers
         if divided is None:
             return program
-        if is_in_graph(program):
+        if program.serves_itself:
             return _in_graph(program, divided)
         return _by_messages(program, divided)
 
@@ -194,13 +193,12 @@ def _by_messages(program: Program, divided: ServerPlans) -> Program:
     return replace(
         rewritten,
         run_ops=(*rewritten.run_ops, *last, *recorder.writers),
-        compressor_states=(*program.compressor_states, *recorder.compressor_states),
         fetches=tuple(fetches.get(str(parse(captured_name(name))), name) for name in program.fetches),
-        servers=tuple(servers),
-        channels=tuple(channels),
-        held={handle: plan.worker for plan in divided.plans for handle in plan.held},
-        refreshed=frozenset(
-            handle for plan in divided.plans for exchange in plan.exchanges for handle in exchange.refreshed
+        lowered=replace(
+            program.lowered,
+            compressor_states=(*program.lowered.compressor_states, *recorder.compressor_states),
+            servers=tuple(servers),
+            channels=tuple(channels),
         ),
     )
 

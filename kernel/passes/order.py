@@ -23,12 +23,13 @@ class Order:
     )
 
     def __call__(self, program: Program) -> Program:
-        collectives = program.schedule.in_order(program.collectives)
+        collectives = program.schedule.in_order(program.lowered.collectives)
+        ordered = replace(program, lowered=replace(program.lowered, collectives=collectives))
         edits = Edits()
-        for earlier, later in replace(program, collectives=collectives).successions():
+        for earlier, later in ordered.successions():
             for op in later.ops:
                 for dependency in earlier.ops:
                     edits.add_control(op, dependency)
         named = (op for one in collectives if one.by_name for op in one.ops)
         run_ops = (*program.run_ops, *named)
-        return replace(program, graph=edits.apply(program.graph), collectives=collectives, run_ops=run_ops)
+        return replace(ordered, graph=edits.apply(program.graph), run_ops=run_ops)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist_py.kernel.analysis.shard_plan import CannotBeCutError, Captured, Cut, cut_of
-from autodist_py.kernel.ir.dataflow import analyse
 from autodist_py.kernel.ir.editor import Editor
 from autodist_py.kernel.program import Invariant, Program, Shards
 from autodist_py.kernel.runner import Contract
@@ -59,7 +58,8 @@ class Partition:
         strategy = replace(
             program.strategy, node_config=tuple(left.get(node.var_name, node) for node in program.strategy.node_config)
         )
-        return _partitioned(replace(program, strategy=strategy, left_whole=reasons), cuts)
+        known = replace(program.cuts, left_whole=reasons)
+        return _partitioned(replace(program, strategy=strategy, cuts=known), cuts)
 
 
 def _is_reduced(node: VariableStrategy) -> bool:
@@ -106,23 +106,16 @@ def _partitioned(program: Program, cuts: dict[str, Cut]) -> Program:
         shapes = node.shapes(variable.shape)
         shards += [Shards(one.name, cut.axis, shapes, is_whole=one.name in cut.whole) for one in cut.variables]
     joined = [op for one in shards if one.is_whole for op in variables[one.variable][0].update_ops]
-    run_ops = (*item.run_ops, *joined)
     rewritten = editor.rewritten(
         replace(
             item,
             variables=tuple(each for variable in item.variables for each in variables[variable.name]),
             gradients=tuple(each for gradient in item.gradients for each in gradients.get(gradient, [gradient])),
-            run_ops=run_ops,
+            run_ops=(*item.run_ops, *joined),
         )
     )
-    analysis = analyse(rewritten, batch=program.options.batch)
     return replace(
-        program,
-        item=rewritten,
-        analysis=analysis,
+        program.of_item(rewritten),
         strategy=replace(program.strategy, node_config=tuple(nodes)),
-        graph=analysis.captured,
-        run_ops=run_ops,
-        shards=tuple(shards),
-        part_of=part_of,
+        cuts=replace(program.cuts, shards=tuple(shards), part_of=part_of),
     )

@@ -43,7 +43,7 @@ class ReadData:
         if position is None:
             return program
         reads = list(program.graph.of_type(ITERATOR_NEXT))
-        collectives = Collectives(program.topology, program.next_instance_key)
+        collectives = Collectives(program.topology, program.lowered.next_instance_key)
         fragment = trace(
             lambda iterators: _read(program, reads, iterators, collectives),
             [[TensorSpec(read.input[0], tf.resource, ()) for read in reads]],

@@ -35,7 +35,7 @@ class Refresh:
                 edits.set_input(gather.name, 1, _shown(gather).name)
         if program.num_local_replicas == 1:
             return replace(program, graph=edits.apply(program.graph))
-        variables = [variable for variable in program.analysis.writes if variable not in program.shared]
+        variables = [variable for variable in program.analysis.writes if variable not in program.replication.shared]
         further = range(1, program.num_local_replicas)
         handles = {on_replica(position, name) for position in further for name in variables}
         view = program.graph

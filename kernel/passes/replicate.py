@@ -19,7 +19,7 @@ from autodist_py.kernel.ir.graph import (
     rename_functions,
 )
 from autodist_py.kernel.ir.names import on_replica, op_of
-from autodist_py.kernel.program import Invariant, Program
+from autodist_py.kernel.program import Invariant, Program, Replication
 from autodist_py.kernel.runner import Contract
 from autodist_py.kernel.topology import is_gpu
 from autodist_py.proto.errors import InvalidGraphError
@@ -67,7 +67,7 @@ class Replicate:
                 else:
                     nodes.append(moved)
             functions += _own_functions(view, replica.index, renamed)
-        result = replace(program, graph=view.made_of(nodes, functions), shared=frozenset(shared))
+        result = replace(program, graph=view.made_of(nodes, functions), replication=Replication(frozenset(shared)))
         return replace(
             result,
             fetches=tuple(next(result.copies(name)) for name in program.fetches),

@@ -30,7 +30,7 @@ class SplitBatch:
         replica order, and the first ones are a row longer where the rows do not divide, so together they are the
         batch in its order. With `batch="global"` the parts are those of all replicas of the cluster; with "local",
         of this worker's. What iterators give may have other numbers of rows: all are cut in the same proportions.
-        `program.batch` names the tensors that count the rows, of the replicas that step together.
+        `program.replication.batch` names the tensors that count the rows, of the replicas that step together.
     """
 
     name: ClassVar[str] = "split-batch"
@@ -47,7 +47,7 @@ class SplitBatch:
         if not sources:
             return program
         groups = _groups(program.analysis.captured, sources)
-        collectives = Collectives(program.topology, program.next_instance_key)
+        collectives = Collectives(program.topology, program.lowered.next_instance_key)
         split = trace(
             lambda tensors: _split(program, tensors, groups, collectives),
             [[TensorSpec(source.name, source.dtype, source.shape) for source in sources]],
@@ -63,7 +63,8 @@ class SplitBatch:
                 if position is not None:
                     for spelling in {source.name, str(parse(source.name))}:
                         edits.redirect(consumer, spelling, source_parts[position])
-        result = replace(program, graph=edits.apply(program.graph), batch=Batch(tuple(rows), total))
+        replication = replace(program.replication, batch=Batch(tuple(rows), total))
+        result = replace(program, graph=edits.apply(program.graph), replication=replication)
         position = program.schedule.position(CountExamples)
         return result if position is None else with_collectives(result, collectives, position)
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from autodist_py.kernel.ir.dataflow import analyse
 from autodist_py.kernel.ir.editor import Editor
 from autodist_py.kernel.ir.names import op_of, parse
 from autodist_py.kernel.program import Invariant, Program
@@ -45,7 +44,7 @@ class Unbranch:
                 apart[node.name] = take_apart(view, node, scope=scope, sure=sure, read=read)
             except StaysWholeError as reason:
                 reasons[node.name] = str(reason)
-        program = replace(program, whole_branches=reasons)
+        program = replace(program, cuts=replace(program.cuts, whole_branches=reasons))
         return _without(program, apart) if apart else program
 
 
@@ -65,15 +64,7 @@ def _without(program: Program, apart: Mapping[str, Apart]) -> Program:
         editor.redirect(tensor, replacement)
     outputs = (replace(one, tensor=_instead(one.tensor, redirected)) for one in item.outputs)
     variables = (replace(one, update_ops=tuple(_writers(one, apart))) for one in item.variables)
-    rewritten = editor.rewritten(replace(item, outputs=tuple(outputs), variables=tuple(variables)))
-    analysis = analyse(rewritten, batch=program.options.batch)
-    return replace(
-        program,
-        item=rewritten,
-        analysis=analysis,
-        graph=analysis.captured,
-        fetches=tuple(output.tensor for output in rewritten.outputs),
-    )
+    return program.of_item(editor.rewritten(replace(item, outputs=tuple(outputs), variables=tuple(variables))))
 
 
 def _instead(tensor: str, redirected: Mapping[str, str]) -> str:

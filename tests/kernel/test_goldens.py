@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from autodist_py.kernel.pipeline import PASSES, start
-from autodist_py.kernel.program import Options, Program
+from autodist_py.kernel.program import Cuts, Lowered, Options, Program, Replication
 from autodist_py.kernel.program_text import FIELDS, format_op, format_program
 from autodist_py.kernel.runner import run_passes
 from autodist_py.proto.strategy import Strategy, VariableStrategy
@@ -78,14 +78,17 @@ def last(topology, strategy):
 
 
 def test_the_text_of_a_program_has_lines_for_each_of_its_fields():
-    assert {*FIELDS, "analysis"} == {field.name for field in fields(Program)}
+    grouped = {"cuts": Cuts, "replication": Replication, "lowered": Lowered}
+    plain = {field.name for field in fields(Program)} - {"analysis", *grouped}
+    parts = {f"{group}.{field.name}" for group, kind in grouped.items() for field in fields(kind)}
+    assert {*FIELDS} == {"item"} | plain | parts
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_unfolded_the_text_has_a_line_for_each_op_with_all_that_it_has(case):
     program = last(*CASES[case])
     text = format_program(program, unfolded=True)
-    graphs = [program.graph, *(part.graph for one in program.servers for part in (one.update, one.answer))]
+    graphs = [program.graph, *(part.graph for one in program.lowered.servers for part in (one.update, one.answer))]
     for graph in graphs:
         for node in graph.nodes.values():
             assert format_op(node) in text
@@ -94,7 +97,7 @@ def test_unfolded_the_text_has_a_line_for_each_op_with_all_that_it_has(case):
 
 def test_a_change_within_a_folded_fragment_changes_its_line():
     program = last(*CASES["worker_0_of_two"])
-    (op,) = program.collectives[0].ops
+    (op,) = program.lowered.collectives[0].ops
     node = tf.compat.v1.NodeDef()
     node.CopyFrom(program.graph.nodes[op])
     node.attr["communication_hint"].s = b"nccl"

@@ -116,7 +116,7 @@ def test_what_stays_on_one_worker_is_said_to():
         "FetchResults[LOCAL, level 0] fetches loss:0",
         "AllReduceBucket[LOCAL, level 1] dense gradients of w",
     ]
-    assert program.collectives == ()
+    assert program.lowered.collectives == ()
 
 
 def trained(dtype, compressor):
@@ -152,7 +152,7 @@ def test_the_bytes_of_an_event_are_those_that_its_collectives_are_given(dtype, c
     program = kernel_programs.after("order", item, kernel_programs.topology(2, 1), strategy, batch=batch)
     shapes = GraphView(program.graph.graph_def()).shapes
     given = [0] * len(program.schedule.events)
-    for one in program.collectives:
+    for one in program.lowered.collectives:
         node = program.graph.nodes[one.ops[0]]
         read, _, index = node.input[0].partition(":")
         given[one.event] += shapes[read][int(index or 0)].num_elements() * tf.as_dtype(node.attr["T"].type).size

@@ -90,7 +90,10 @@ def test_an_op_of_a_replica_that_reads_the_whole_batch():
 
 def test_an_event_that_travels_and_has_no_collective():
     program = program_after("lower-collectives")
-    refused(replace(program, collectives=()), "no collective is made of an event of the schedule: FetchResults")
+    refused(
+        replace(program, lowered=replace(program.lowered, collectives=())),
+        "no collective is made of an event of the schedule: FetchResults",
+    )
 
 
 def test_a_branch_that_updates_what_lives_apart(monkeypatch):
@@ -106,7 +109,7 @@ def test_a_branch_that_updates_what_lives_apart(monkeypatch):
     (branch, *_) = program.graph.nodes.values()
     monkeypatch.setattr(verify_passes, "spread_branches", lambda program: [branch])
     refused(program, f"a branch updates variables that live apart: {branch.name}")
-    verify(replace(program, whole_branches={branch.name: "a reason"}))
+    verify(replace(program, cuts=replace(program.cuts, whole_branches={branch.name: "a reason"})))
 
 
 def test_what_is_said_of_the_captured_graph_is_not_asked_once_replicas_stand():

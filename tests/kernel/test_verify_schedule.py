@@ -76,6 +76,11 @@ def other_event(program: Program, kind: type[Event], change: Callable[[Any], Eve
     return replace(program, schedule=replace(program.schedule, events=tuple(events)))
 
 
+def noting(program: Program, *collectives: Collective) -> Program:
+    """`program`, which says that these are the schedule's collectives."""
+    return replace(program, lowered=replace(program.lowered, collectives=collectives))
+
+
 def edited(program: Program, *edit: Callable[[Edits], None]) -> Program:
     edits = Edits()
     for one in edit:
@@ -97,7 +102,7 @@ def test_what_is_lowered_is_accepted(program):
 
 def test_a_collective_that_does_not_wait_for_all_ops_of_those_before_but_one():
     program = by_rings()
-    first, _, last = program.collectives
+    first, _, last = program.lowered.collectives
     node = tf.compat.v1.NodeDef()
     node.CopyFrom(program.graph.nodes[last.ops[1]])
     node.input.remove(f"^{first.ops[1]}")
@@ -114,9 +119,9 @@ def test_a_collective_that_is_of_no_event_is_named():
 
 def test_a_collective_that_is_of_two_events_is_named():
     program = by_rings()
-    first, second, last = program.collectives
+    first, second, last = program.lowered.collectives
     refused(
-        replace(program, collectives=(first, second, second, last)),
+        noting(program, first, second, second, last),
         f"collective '{second.ops[0]}' is not that of one event",
     )
 
@@ -160,10 +165,10 @@ def test_a_collective_with_other_members_than_its_events_is_named(members):
 
 def test_each_device_of_a_worker_takes_part_in_a_ring_of_replicas():
     program = by_rings()
-    first, *others = program.collectives
+    first, *others = program.lowered.collectives
     removed = program.graph.without([first.ops[1]])
     refused(
-        replace(program, graph=removed, collectives=(replace(first, ops=first.ops[:1]), *others)),
+        noting(replace(program, graph=removed), replace(first, ops=first.ops[:1]), *others),
         "2 of this worker's devices take part; got",
     )
 
@@ -175,7 +180,7 @@ def test_collectives_that_are_given_other_bytes_than_the_events_are_named():
 
 def test_two_collectives_of_one_key_are_named():
     program = by_rings()
-    (first, *_), (second, *_), _ = (one.ops for one in program.collectives)
+    (first, *_), (second, *_), _ = (one.ops for one in program.lowered.collectives)
     key = program.graph.nodes[first].input[3]
     refused(
         edited(program, lambda edits: edits.set_input(second, 3, key)),
@@ -187,7 +192,7 @@ def test_two_collectives_of_one_key_are_named():
 def test_what_is_broadcast_comes_from_the_first_worker(worker, kind):
     where = kernel_programs.topology(1, 1, worker=worker)
     program = kernel_programs.after("order", kernel_programs.linear_regression(), where)
-    (op,) = program.collectives[0].ops
+    (op,) = program.lowered.collectives[0].ops
     node = tf.compat.v1.NodeDef()
     node.CopyFrom(program.graph.nodes[op])
     node.op = kind
@@ -263,7 +268,7 @@ def test_a_message_that_brings_something_else_than_its_event_is_named(change, ru
 @pytest.mark.parametrize("kind", ["QueueEnqueueV2", "QueueDequeueV2"])
 def test_a_message_that_goes_to_another_queue_is_named(kind):
     program = by_servers()
-    channel = program.channels[1]
+    channel = program.lowered.channels[1]
     name = channel.push(0) if kind == "QueueEnqueueV2" else channel.answer(0)
     (queue,) = (node for node in program.graph.of_type({"FIFOQueueV2"}) if node.attr["shared_name"].s.decode() == name)
     node = tf.compat.v1.NodeDef()
@@ -277,13 +282,14 @@ def test_a_message_that_goes_to_another_queue_is_named(kind):
 
 def test_a_server_without_a_program_for_an_exchange_is_named():
     program = by_servers(1)
-    assert program.servers
+    assert program.lowered.servers
     refused(
-        replace(program, servers=()), "worker 1 takes the messages of 1 exchanges, in order; it has programs for none"
+        replace(program, lowered=replace(program.lowered, servers=())),
+        "worker 1 takes the messages of 1 exchanges, in order; it has programs for none",
     )
 
 
 def test_what_a_collective_is_given_is_noted():
-    given = [one.nbytes for one in by_rings().collectives]
+    given = [one.nbytes for one in by_rings().lowered.collectives]
     assert given == [8, 8, 8]
     assert Collective(("a",), 0, "").nbytes is None

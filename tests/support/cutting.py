@@ -68,7 +68,7 @@ def require_needed(item: GraphItem) -> None:
 def shard_values(program: Program, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The values, with those of the shards."""
     found = dict(values)
-    for shards in program.shards:
+    for shards in program.cuts.shards:
         parts = np.split(values[shards.variable], np.cumsum(shards.sizes)[:-1], axis=shards.axis)
         found |= dict(zip(shards.names, parts, strict=True))
     return found
@@ -103,7 +103,7 @@ def require_same(step: Step, program: Program, steps: Sequence[Any]) -> None:
         for one, other in zip(mine, theirs, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
     assert any(not np.array_equal(whole[one.name], values[one.name]) for one in item.trainable_variables)
-    cuts = {shards.variable: shards for shards in program.shards}
+    cuts = {shards.variable: shards for shards in program.cuts.shards}
     for name, value in whole.items():
         if name in cuts:
             joined = np.concatenate([parts[one] for one in cuts[name].names], axis=cuts[name].axis)

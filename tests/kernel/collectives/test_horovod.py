@@ -28,7 +28,7 @@ def ordered(strategy: Strategy | None = None) -> Program:
 @is_installed
 def test_dense_gradients_travel_by_horovod_and_the_rest_as_ever() -> None:
     program = ordered()
-    ops = {one.what: program.graph.nodes[op].op for one in program.collectives for op in one.ops}
+    ops = {one.what: program.graph.nodes[op].op for one in program.lowered.collectives for op in one.ops}
     assert {op for what, op in ops.items() if what.startswith("dense gradients")} == {"HorovodAllreduce"}
     assert {op for what, op in ops.items() if not what.startswith("dense gradients")} == {"CollectiveGatherV2"}
 
@@ -39,7 +39,7 @@ def test_a_gradient_that_is_larger_than_a_buffer_travels_whole() -> None:
     program = kernel_programs.after(
         "order", item, kernel_programs.topology(1, 1), in_packs(item, bytes_per_pack=8, spec="HOROVOD")
     )
-    by_name = [(one.what, len(one.ops)) for one in program.collectives if one.by_name]
+    by_name = [(one.what, len(one.ops)) for one in program.lowered.collectives if one.by_name]
     assert by_name == [(f"dense gradients of w{index}", 1) for index in (2, 1, 0)]
 
 
@@ -51,7 +51,7 @@ def test_workers_find_each_others_parts_by_names_that_are_equal_and_of_one_progr
     def names(worker: int, first_instance_key: int) -> list[str]:
         topology = kernel_programs.topology(2, 1, 3, worker=worker)
         program = kernel_programs.after("order", item, topology, strategy, first_instance_key=first_instance_key)
-        return [op for one in program.collectives if one.by_name for op in one.ops]
+        return [op for one in program.lowered.collectives if one.by_name for op in one.ops]
 
     assert names(0, 1) == names(1, 1) == names(2, 1)
     assert len(set(names(0, 1))) == 3
@@ -62,8 +62,8 @@ def test_workers_find_each_others_parts_by_names_that_are_equal_and_of_one_progr
 def test_its_all_reduces_wait_for_no_other_collective_and_are_run_whatever_needs_them() -> None:
     program = ordered()
     assert Invariant.ORDERED in program.holds
-    named = {op for one in program.collectives if one.by_name for op in one.ops}
-    collectives = {op for one in program.collectives for op in one.ops}
+    named = {op for one in program.lowered.collectives if one.by_name for op in one.ops}
+    collectives = {op for one in program.lowered.collectives for op in one.ops}
     assert named
     assert named < collectives
     for op in named:

@@ -327,8 +327,8 @@ def test_it_joins_the_dense_gradients_and_no_rows_are_gathered():
     for dense in (True, False):
         strategy = strategy_of(item, sparse_as_dense=dense)
         program = kernel_programs.after("lower-collectives", item, kernel_programs.topology(1, 1), strategy)
-        types = Counter(program.graph.nodes[op].op for one in program.collectives for op in one.ops)
-        made[dense] = (sorted(one.what for one in program.collectives if "gradients" in one.what), types)
+        types = Counter(program.graph.nodes[op].op for one in program.lowered.collectives for op in one.ops)
+        made[dense] = (sorted(one.what for one in program.lowered.collectives if "gradients" in one.what), types)
     whats, types = made[True]
     assert whats == ["dense gradients of table, scale, with Identity:0"]
     assert types["CollectiveGatherV2"] == 0

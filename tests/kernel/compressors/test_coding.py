@@ -158,5 +158,7 @@ def test_the_compressor_of_the_manual_is_one_that_can_be_used():
         program = kernel_programs.after("lower-collectives", item(), where, Strategy(nodes, (DEVICE,)))
     finally:
         del sys.modules[module.__name__]
-    sent = {tf.as_dtype(program.graph.nodes[op].attr["T"].type) for one in program.collectives for op in one.ops}
+    sent = {
+        tf.as_dtype(program.graph.nodes[op].attr["T"].type) for one in program.lowered.collectives for op in one.ops
+    }
     assert tf.bfloat16 in sent

@@ -303,7 +303,7 @@ def test_what_is_gathered_travels_by_rings_though_horovod_sums(compressor):
     program = kernel_programs.after(
         "lower-collectives", item, kernel_programs.topology(2, 1), Strategy(config, ("127.0.0.1:CPU:0",))
     )
-    dense = [one for one in program.collectives if "dense gradients" in one.what]
+    dense = [one for one in program.lowered.collectives if "dense gradients" in one.what]
     assert dense
     assert {program.graph.nodes[op].op for one in dense for op in one.ops} == {"CollectiveGatherV2"}
 
@@ -319,7 +319,7 @@ def test_gradients_are_coded_where_they_travel_and_only_there(spec, where, trave
     program = kernel_programs.after("lower-collectives", item, where, Strategy(config, ("127.0.0.1:CPU:0",)))
     carried = {
         program.graph.nodes[op].attr["T"].type
-        for one in program.collectives
+        for one in program.lowered.collectives
         for op in one.ops
         if "gradients" in one.what and program.graph.nodes[op].op == "CollectiveReduceV2"
     }

@@ -64,7 +64,7 @@ def in_packs(item, bytes_per_pack, *, spec="RING"):
 
 
 def reductions(program):
-    return [one.what for one in program.collectives if "gradients" in one.what]
+    return [one.what for one in program.lowered.collectives if "gradients" in one.what]
 
 
 def test_gradients_are_packed_and_reduced_as_back_propagation_finishes_them():
@@ -83,7 +83,7 @@ def collectives_of(step, bytes_per_pack=0, compressor="NoneCompressor"):
     program = kernel_programs.after(
         "order", item, kernel_programs.topology(1, 1), Strategy(config, ("127.0.0.1:CPU:0",))
     )
-    return [one.what.split()[0] for one in program.collectives]
+    return [one.what.split()[0] for one in program.lowered.collectives]
 
 
 def regression(*, reduce=tf.reduce_mean, variables=2, returned=lambda loss, x, gradients: loss):
@@ -218,7 +218,7 @@ def test_a_gradient_that_is_larger_than_a_buffer_is_reduced_in_pieces(bytes_per_
     item = three_layers(side=12)
     program = kernel_programs.after("order", item, kernel_programs.topology(2, 1), in_packs(item, bytes_per_pack))
     assert len(reductions(program)) == count
-    assert all(len(one.ops) == 2 for one in program.collectives if one.what in reductions(program))
+    assert all(len(one.ops) == 2 for one in program.lowered.collectives if one.what in reductions(program))
 
 
 def looked_up(squares):
@@ -263,7 +263,7 @@ def collectives_of_halves(spec, compressor, bytes_per_pack=0):
     synchronizer = AllReduceSynchronizer(spec, compressor, bytes_per_pack=bytes_per_pack)
     strategy = Strategy((VariableStrategy("w", synchronizer),), ("127.0.0.1:CPU:0",))
     program = kernel_programs.after("order", item, kernel_programs.topology(1, 1), strategy)
-    nodes = [program.graph.nodes[op] for one in program.collectives for op in one.ops]
+    nodes = [program.graph.nodes[op] for one in program.lowered.collectives for op in one.ops]
     return [(node.op, tf.as_dtype(node.attr["T"].type)) for node in nodes]
 
 

@@ -41,8 +41,8 @@ def test_workers_with_different_numbers_of_replicas_issue_in_one_order_under_the
     for worker in range(3):
         topology = kernel_programs.topology(2, 1, 3, worker=worker)
         program = kernel_programs.after("order", item, topology, strategy, **options)
-        orders.append([(one.event, one.what, key(program, one)) for one in program.collectives])
-        ends.add(program.next_instance_key)
+        orders.append([(one.event, one.what, key(program, one)) for one in program.lowered.collectives])
+        ends.add(program.lowered.next_instance_key)
     assert orders[0] == orders[1] == orders[2]
     used = sorted(number for _, _, number in orders[0])
     assert len(used) == len(set(used)) >= 3
@@ -52,7 +52,7 @@ def test_workers_with_different_numbers_of_replicas_issue_in_one_order_under_the
 
 
 def test_collectives_stand_in_the_order_of_their_events():
-    collectives = kernel_programs.after("order", ITEMS["sparse"], kernel_programs.topology(1, 1)).collectives
+    collectives = kernel_programs.after("order", ITEMS["sparse"], kernel_programs.topology(1, 1)).lowered.collectives
     assert [one.event for one in collectives] == sorted(one.event for one in collectives)
     assert collectives[0].what == "sparse gradients of table"  # It is ready before the dense ones.
 
@@ -67,13 +67,13 @@ def test_gradients_that_are_ready_at_once_take_turns():
             table.scatter_sub(rows)
 
     item = capture_steps.capture(step, tf.constant([0, 1])).item
-    collectives = kernel_programs.after("order", item, kernel_programs.topology(1, 1)).collectives
+    collectives = kernel_programs.after("order", item, kernel_programs.topology(1, 1)).lowered.collectives
     names = ["sparse gradients of one", "sparse gradients of other"]
     assert [one.what for one in collectives] == names * 2, "how many rows each has, then the rows"
 
 
 def test_a_bucket_is_issued_after_the_combined_gradients_that_it_is_computed_from():
-    collectives = kernel_programs.after("order", ITEMS["stages"], kernel_programs.topology(1, 1)).collectives
+    collectives = kernel_programs.after("order", ITEMS["stages"], kernel_programs.topology(1, 1)).lowered.collectives
     assert [one.what for one in collectives] == [f"dense gradients of v{index}" for index in range(3)]
 
 
@@ -81,18 +81,18 @@ def test_a_bucket_is_issued_after_the_combined_gradients_that_it_is_computed_fro
 def test_each_collective_waits_for_all_before_it_but_one_and_nccls_for_all(hint):
     strategy = kernel_programs.all_reduce(ITEMS["sparse"], spec="RING", chunk_size=1)
     program = kernel_programs.after("lower-exchanges", ITEMS["sparse"], kernel_programs.topology(2, 2), strategy)
-    for one in program.collectives:
+    for one in program.lowered.collectives:
         for op in one.ops:
             program.graph.nodes[op].attr["communication_hint"].s = hint
     program = Order()(program)
-    assert len(program.collectives) > 4
-    assert max(len(one.ops) for one in program.collectives) == 2
+    assert len(program.lowered.collectives) > 4
+    assert max(len(one.ops) for one in program.lowered.collectives) == 2
     graph = program.graph.digraph
     waits_for_the_one_before = []
-    for number, later in enumerate(program.collectives):
+    for number, later in enumerate(program.lowered.collectives):
         for op in later.ops:
             behind = nx.ancestors(graph, op)
-            awaited = [set(earlier.ops) <= behind for earlier in program.collectives[:number]]
+            awaited = [set(earlier.ops) <= behind for earlier in program.lowered.collectives[:number]]
             assert all(awaited[:-1]), "all before it but one"
             waits_for_the_one_before += awaited[-1:]
     assert all(waits_for_the_one_before) == (hint == b"nccl")
@@ -105,9 +105,9 @@ def test_where_some_are_nccls_each_collective_waits_for_the_one_before_it():
     for node in reductions:
         node.attr["communication_hint"].s = b"nccl"
     program = Order()(program)
-    assert 0 < len(reductions) < sum(len(one.ops) for one in program.collectives), "gathers are rings"
+    assert 0 < len(reductions) < sum(len(one.ops) for one in program.lowered.collectives), "gathers are rings"
     graph = program.graph.digraph
-    for earlier, later in itertools.pairwise(program.collectives):
+    for earlier, later in itertools.pairwise(program.lowered.collectives):
         for op in later.ops:
             assert set(earlier.ops) <= nx.ancestors(graph, op)
 

@@ -107,7 +107,7 @@ def test_a_variable_of_any_shape_may_be_cut_along_any_axis(cutting, kind):
     steps = [(np.random.default_rng(number).normal(size=(3, 2)) * 4,) for number in range(3)]
     step = captured(updated(kind, shape), *steps[0])
     program = cut(step.item, [node_of(step.item, "w", where)])
-    assert bool(program.shards) == (len(where.sizes) > 1)
+    assert bool(program.cuts.shards) == (len(where.sizes) > 1)
     require_same(step, program, steps)
 
 
@@ -129,9 +129,11 @@ def test_the_update_of_an_optimizer_is_cut_with_its_state(family, model, optimiz
     step = captured(training.step, *steps[0])
     program = cut(step.item, [thirds(step.item, variable.name, axis) for variable in step.item.trainable_variables])
     trained = {variable.name for variable in step.item.trainable_variables}
-    state = {shards.variable for shards in program.shards} - trained
-    assert len(state) == len(program.shards) * (2 if optimizer == "adam" else 1) // (3 if optimizer == "adam" else 2)
-    assert not any(shards.is_whole for shards in program.shards if shards.variable in state)
+    state = {shards.variable for shards in program.cuts.shards} - trained
+    assert len(state) == len(program.cuts.shards) * (2 if optimizer == "adam" else 1) // (
+        3 if optimizer == "adam" else 2
+    )
+    assert not any(shards.is_whole for shards in program.cuts.shards if shards.variable in state)
     require_same(step, program, steps)
 
 
@@ -141,7 +143,7 @@ def test_the_update_of_an_optimizer_is_cut_with_its_state(family, model, optimiz
 def test_rows_are_looked_up_in_the_shards_that_have_them_and_the_table_is_gone():
     step = captured(updated("-rows", (6, 2)), np.ones((3, 2)))
     program = cut(step.item, [node_of(step.item, "w", Cutting(0, (1, 3, 2)))])
-    (table,) = (shards for shards in program.shards if shards.variable == "w")
+    (table,) = (shards for shards in program.cuts.shards if shards.variable == "w")
     assert not table.is_whole
     assert "w" not in {variable.name for variable in program.item.variables}
     assert "w" not in program.graph.nodes
@@ -152,7 +154,7 @@ def test_rows_are_looked_up_in_the_shards_that_have_them_and_the_table_is_gone()
 def test_scalars_stay_one():
     step = captured(updated("clipped-dense", (4,)), np.ones((3, 2)))
     program = cut(step.item, [node_of(step.item, "w", Cutting(0, (2, 2)))])
-    assert {shards.variable for shards in program.shards} == {"w", "m", "v"}
+    assert {shards.variable for shards in program.cuts.shards} == {"w", "m", "v"}
     assert "rate" in {variable.name for variable in program.item.variables}
     (norm,) = {op for op in program.graph.nodes if op.endswith("global_norm")}
     assert shard_name(norm, 0) not in program.graph.nodes
@@ -161,7 +163,7 @@ def test_scalars_stay_one():
 def test_where_all_shards_are_reduced_the_gradient_alone_is_cut():
     step = captured(updated("clipped-dense", (4, 3)), np.ones((3, 2)))
     program = cut(step.item, [node_of(step.item, "w", Cutting(1, (1, 2)), [REDUCED])])
-    assert not program.shards
+    assert not program.cuts.shards
     assert [gradient.variable for gradient in program.item.gradients] == ["w/part_0", "w/part_1"]
     assert [program.item.variable(name).shape for name in ("w/part_0", "w/part_1")] == [(4, 1), (4, 2)]
     require_same(step, program, [(np.full((3, 2), number),) for number in (1.0, 2.0, 3.0)])
@@ -239,8 +241,8 @@ def test_what_else_uses_a_variable_sees_it_whole(what, axis):
     steps = [(np.random.default_rng(number).normal(size=(4, 3)) + 1.5,) for number in range(3)]
     step = captured(uses(what), *steps[0])
     program = cut(step.item, [node_of(step.item, "w", Cutting(axis, (2, 1) if axis == 0 else (1, 1)))])
-    assert {shards.variable for shards in program.shards} == {"w", "m"}
-    assert {shards.variable: shards.is_whole for shards in program.shards}["w"]
+    assert {shards.variable for shards in program.cuts.shards} == {"w", "m"}
+    assert {shards.variable: shards.is_whole for shards in program.cuts.shards}["w"]
     require_same(step, program, steps)
 
 
@@ -306,7 +308,7 @@ def test_rows_are_looked_up_before_they_are_written():
 
     found = captured(step, np.ones((3, 2)))
     program = cut(found.item, [node_of(found.item, "w", Cutting(0, (2, 4)))])
-    assert not program.shards[0].is_whole
+    assert not program.cuts.shards[0].is_whole
     lookups = [name for name, node in program.graph.nodes.items() if node.op == "ResourceGather"]
     (write,) = (name for name in program.graph.nodes if name.endswith("ResourceScatterSub/part_1"))
     assert len(lookups) == 4
@@ -325,13 +327,13 @@ def test_a_gradient_that_updates_nothing_is_not_cut():
 
     found = captured(norm, np.ones((3, 4)))
     program = cut(found.item, [node_of(found.item, "w", Cutting(0, (2, 2)))])
-    assert (program.shards, program.left_whole, program.strategy.node("w").shards) == ((), {}, ())
+    assert (program.cuts.shards, program.cuts.left_whole, program.strategy.node("w").shards) == ((), {}, ())
 
 
 def test_one_replica_is_left_as_it_is():
     step = captured(updated("dense", (4,)), np.ones((3, 2)))
     program = cut(step.item, [node_of(step.item, "w", Cutting(0, (2, 2)))], where=kernel_programs.topology(1))
-    assert (program.item, program.shards) == (step.item, ())
+    assert (program.item, program.cuts.shards) == (step.item, ())
 
 
 def test_what_a_removed_op_was_waited_for_is_waited_for_still():

@@ -132,7 +132,7 @@ def test_an_update_that_is_not_element_wise_is_refused_by_name_or_left_whole(wha
     with pytest.raises(StrategyError, match=rf"variable '{name}' cannot be cut into shards: .*{message}"):
         cut(step.item, [node])
     program = cut(step.item, [node], strict=False)
-    assert program.left_whole.keys() == {name}
+    assert program.cuts.left_whole.keys() == {name}
     assert program.strategy.node(name) == VariableStrategy(name, SERVED)
     require_same(step, program, [(np.full((4, 3), number),) for number in (1.0, 2.0, 3.0)])
     own = PSSynchronizer("127.0.0.2:CPU:0")
@@ -184,7 +184,7 @@ def test_what_needs_the_whole_is_computed_of_what_shards_bring_together(what):
     step = captured(whole()[what], np.ones((4, 3)))
     (name,) = (variable.name for variable in step.item.trainable_variables)
     program = cut(step.item, [node_of(step.item, name, Cutting(0, (2, 1)))])
-    assert name in {shards.variable for shards in program.shards}
+    assert name in {shards.variable for shards in program.cuts.shards}
     require_same(step, program, [(np.linspace(-1, number, 12).reshape(4, 3),) for number in (1.0, 2.0, -3.0)])
 
 
@@ -192,7 +192,7 @@ def test_a_shard_is_written_again_when_it_has_been_read():
     step = captured(whole()["read between"], np.ones((4, 3)))
     (variable,) = step.item.trainable_variables
     program = cut(step.item, [node_of(step.item, variable.name, Cutting(0, (2, 1)))])
-    for shard in program.shards[0].names:
+    for shard in program.cuts.shards[0].names:
         reads = [f"{shard}/{new}" for new in ("new_0", "new_1", "new")]
         writes = program.item.variable(shard).update_ops
         assert len(writes) == len(variable.update_ops) == len(reads)
@@ -206,6 +206,6 @@ def test_state_that_is_made_of_other_state_is_cut_too():
     step = captured(stepping(keras.optimizers.Adam(0.1, amsgrad=True)), np.ones((4, 3)))
     (name,) = (variable.name for variable in step.item.trainable_variables)
     program = cut(step.item, [node_of(step.item, name, Cutting(0, (2, 1)))])
-    assert len(program.shards) == 4
-    assert [shards.variable for shards in program.shards if shards.is_whole] == [name]
+    assert len(program.cuts.shards) == 4
+    assert [shards.variable for shards in program.cuts.shards if shards.is_whole] == [name]
     require_same(step, program, [(np.full((4, 3), number),) for number in (1.0, 2.0, -3.0)])

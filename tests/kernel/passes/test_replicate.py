@@ -59,7 +59,7 @@ def test_inputs_iterators_and_tables_stand_once_with_what_they_are_made_from(op)
     names = [each.name for each in program.graph.nodes.values()]
     assert names == ["c", "s", "AutoDist-Replica-0/use", "AutoDist-Replica-1/use"]
     assert list(node(program.graph, "AutoDist-Replica-1/use").input) == ["s"]
-    assert program.shared == {"c", "s"}
+    assert program.replication.shared == {"c", "s"}
     assert node(program.graph, "s").device == "/device:CPU:0"
 
 

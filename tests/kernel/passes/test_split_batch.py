@@ -33,8 +33,11 @@ def splitter(replicas_of_worker, worker):
     program = kernel_programs.after("split-batch", echo(), kernel_programs.topology(*replicas_of_worker, worker=worker))
     graph = kernel_programs.import_graph(program.graph)
     tensors = [f"{on_replica(index, 'echo')}:0" for index in range(program.num_local_replicas)]
-    assert program.batch is not None
-    counts = [name if ":" in name else f"{name}:0" for name in (*program.batch.rows, program.batch.total)]
+    assert program.replication.batch is not None
+    counts = [
+        name if ":" in name else f"{name}:0"
+        for name in (*program.replication.batch.rows, program.replication.batch.total)
+    ]
     running = kernel_programs.session(graph).make_callable([tensors, counts], feed_list=["x:0"])
     return running
 
@@ -65,7 +68,7 @@ def test_the_parts_of_all_workers_together_are_the_global_batch(rows, workers):
 @pytest.mark.parametrize("where", [kernel_programs.topology(1), kernel_programs.topology(1).alone()])
 def test_one_replica_reads_the_whole_batch(where):
     program = kernel_programs.after("split-batch", echo(), where)
-    assert program.batch is None
+    assert program.replication.batch is None
     assert list(kernel_programs.node(program.graph, "AutoDist-Replica-0/echo").input) == ["x"]
 
 
@@ -83,17 +86,17 @@ def test_rows_of_any_rank_stay_whole_and_an_input_that_is_no_batch_is_given_to_a
 
 def test_a_local_batch_is_split_among_this_workers_replicas_and_counted_over_all_workers():
     program = kernel_programs.after("split-batch", echo(), kernel_programs.topology(2, 3, worker=1), batch="local")
-    assert program.batch is not None
-    assert len(program.batch.rows) == 3
-    (one,) = program.collectives
+    assert program.replication.batch is not None
+    assert len(program.replication.batch.rows) == 3
+    (one,) = program.lowered.collectives
     assert one.what == "number of examples"
     (collective,) = (kernel_programs.node(program.graph, name) for name in one.ops)
     assert collective.op == "CollectiveReduceV2"
-    assert program.batch.total.startswith(collective.name)
+    assert program.replication.batch.total.startswith(collective.name)
 
 
 def test_a_global_batch_needs_no_collective():
-    assert kernel_programs.after("split-batch", echo(), kernel_programs.topology(2, 3)).collectives == ()
+    assert kernel_programs.after("split-batch", echo(), kernel_programs.topology(2, 3)).lowered.collectives == ()
 
 
 def test_both_spellings_of_a_batched_tensor_are_redirected():

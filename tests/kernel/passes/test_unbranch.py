@@ -154,13 +154,13 @@ def test_a_branch_over_what_lives_apart_is_taken_apart_and_computes_the_same(upd
     step = stepping(update)
     assert "If" in types(start(step.item, strategy(step, kind), kernel_programs.topology(1, 1), Options()))
     program = unbranched(step, kind)
-    assert not program.whole_branches
+    assert not program.cuts.whole_branches
     assert "If" not in types(program)
     require_same(step, program, STEPS)
     if kind in ("shards", "columns"):
         cut = Partition()(program)
         verify(cut)
-        assert {"w", "table"} <= {shards.variable for shards in cut.shards}
+        assert {"w", "table"} <= {shards.variable for shards in cut.cuts.shards}
         assert shard_values(cut, step.values).keys() > step.values.keys()
         require_same(step, cut, STEPS)
 
@@ -170,7 +170,7 @@ def test_a_branch_over_what_lives_in_one_place_stays(kind):
     step = stepping(both_sides_write)
     program = unbranched(step, kind)
     assert program.item is step.item
-    assert not program.whole_branches
+    assert not program.cuts.whole_branches
 
 
 def asserts(m: Model, of_w: tf.Tensor) -> tf.Tensor:
@@ -224,7 +224,7 @@ def test_a_branch_that_might_fail_where_it_is_not_taken_is_refused_or_its_variab
     with pytest.raises(StrategyError, match=rf"is in the branch .*which cannot be taken apart: .*{KEPT[how]}"):
         Partition()(program)
     left = Partition()(unbranched(step, "shards", strict=False))
-    assert left.left_whole.keys() == {"w", "table"}
+    assert left.cuts.left_whole.keys() == {"w", "table"}
 
 
 def test_a_result_that_may_have_another_shape_keeps_a_branch_whole():
@@ -238,7 +238,7 @@ def test_a_result_that_may_have_another_shape_keeps_a_branch_whole():
 
         return loss, tf.reduce_sum(tf.cond(m.count % 2 == 0, apply, lambda: of_w[0]))
 
-    (why,) = unbranched(stepping(update), "servers").whole_branches.values()
+    (why,) = unbranched(stepping(update), "servers").cuts.whole_branches.values()
     assert "may have another shape on either side" in why
 
 

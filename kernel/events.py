@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
+from autodist_py.kernel.ir.fragment import Shape
 from autodist_py.kernel.ir.names import KERNEL_SCOPE, op_of
 from autodist_py.proto.compressors import Compressor
 from autodist_py.proto.graph_item import Gradient, Output, Statistic
@@ -112,6 +113,7 @@ class ReduceGradients(Event):
 
     Attributes:
         gradients: those that are combined.
+        shapes: of each the shapes of its tensors, as far as they are known.
         synchronizer: how.
         reduction: how replicas are weighted, as `GraphItem.weighting_of` says.
         dtype: the variables'.
@@ -120,6 +122,7 @@ class ReduceGradients(Event):
     """
 
     gradients: tuple[Gradient, ...]
+    shapes: tuple[tuple[Shape, ...], ...]
     synchronizer: AllReduceSynchronizer
     reduction: str
     dtype: tf.DType
@@ -150,9 +153,13 @@ class AllReduceBucket(ReduceGradients):
 
     Attributes:
         bucket: numbers those which differ in nothing else.
+        is_coded: whether a compressor codes what leaves a worker.
+        is_local_first: whether a worker's replicas are added up before; else each is a member of the collective.
     """
 
     bucket: int = 0
+    is_coded: bool = False
+    is_local_first: bool = True
 
     @property
     def scope(self) -> str:
@@ -243,9 +250,11 @@ class FetchResults(Event):
 
     Attributes:
         outputs: those that are combined.
+        reductions: how each is, as `reductions.Part` says.
     """
 
     outputs: tuple[Output, ...]
+    reductions: tuple[str, ...]
 
     @property
     def scope(self) -> str:

@@ -262,7 +262,8 @@ def _fetches(program: Program, outputs: Sequence[Output]) -> Iterator[FetchResul
     for output in outputs:
         found.setdefault(program.analysis.level[op_of(output.tensor)], []).append(output)
     for level, together in sorted(found.items()):
-        sizes = [_bytes(one.dtype, one.shape, combined_as(program, one)) for one in together]
+        reductions = tuple(combined_as(program, one) for one in together)
+        sizes = [_bytes(one.dtype, one.shape, how) for one, how in zip(together, reductions, strict=True)]
         yield FetchResults(
             needs=tuple(output.tensor for output in together),
             gives=(),
@@ -271,6 +272,7 @@ def _fetches(program: Program, outputs: Sequence[Output]) -> Iterator[FetchResul
             members=len(program.topology.workers),
             nbytes=_total(sizes),
             outputs=tuple(together),
+            reductions=reductions,
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.resource_spec import ResourceSpec
@@ -30,6 +31,9 @@ class Topology:
         servers: for each device that may hold variables, as a strategy names it, the rank of its worker.
         cluster: all replicas, where those of the other workers take their steps by themselves.
     """
+
+    host: ClassVar[str] = "/device:CPU:0"
+    """The device of what stands once on a worker."""
 
     worker: int
     replicas: tuple[Replica, ...]
@@ -65,11 +69,6 @@ class Topology:
     def first(self) -> Replica:
         """The first of those that step together and train."""
         return next(replica for replica in self.replicas if replica.trains)
-
-    @property
-    def host(self) -> str:
-        """The device of what stands once on this worker."""
-        return "/device:CPU:0"
 
     def apart(self) -> "Topology":
         """The same topology, where each worker takes its steps by itself."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from autodist_py.kernel.ir.fragment import TensorSpec
+from autodist_py.kernel.ir.fragment import Shape, TensorSpec
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import on_replica, op_of
 from autodist_py.kernel.program import Program
@@ -69,12 +69,16 @@ def weighted(value: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     return tf.math.multiply_no_nan(tf.cast(value, dtype), tf.cast(weight, dtype))
 
 
-def raw_gradient(program: Program, gradient: Gradient, view: GraphView, replica: int) -> list[TensorSpec]:
-    """What the gradient's own ops read on `replica`: the raw gradient's tensors."""
+def gradient_shapes(program: Program, gradient: Gradient) -> tuple[Shape, ...]:
+    """The shapes of the gradient's tensors, as far as they are known."""
     shape = program.item.variable(gradient.variable).shape
-    shapes: list[tuple[int | None, ...]] = (
-        [(gradient.rows,), (gradient.rows, *shape[1:]), (len(shape),)] if gradient.is_sparse else [shape]
-    )
+    if gradient.is_sparse:
+        return (gradient.rows,), (gradient.rows, *shape[1:]), (len(shape),)
+    return (shape,)
+
+
+def raw_gradient(gradient: Gradient, shapes: Sequence[Shape], view: GraphView, replica: int) -> list[TensorSpec]:
+    """What the gradient's own ops read on `replica`: the raw gradient's tensors, of the shapes that they are known."""
     markers = (view.nodes[on_replica(replica, op_of(tensor))] for tensor in gradient.tensors)
     return [
         TensorSpec(marker.input[0], tf.as_dtype(marker.attr["T"].type), known)

@@ -11,7 +11,6 @@ dense gradients are, and of indices that are distinct in the whole batch each co
 """
 
 from collections.abc import Sequence
-from typing import Literal, cast
 
 import tensorflow as tf
 
@@ -26,15 +25,13 @@ from autodist_py.kernel.analysis.replica_weights import (
 )
 from autodist_py.kernel.analysis.row_access import adds_rows_up
 from autodist_py.kernel.collectives import sparse_as_dense
-from autodist_py.kernel.collectives.buckets import reduce_pack
-from autodist_py.kernel.collectives.collective_all_reduce import CollectiveAllReduce
-from autodist_py.kernel.collectives.collectives import Collectives, on_each
-from autodist_py.kernel.collectives.members import is_coded, is_local_first
+from autodist_py.kernel.collectives.collectives import ENGINES, Collectives, most_elements, on_each
 from autodist_py.kernel.collectives.to_one_device import ReductionToOneDevice
 from autodist_py.kernel.compressors.codec import Wire
 from autodist_py.kernel.compressors.coding import Coding
 from autodist_py.kernel.compressors.rounding import rounded, travelling
-from autodist_py.kernel.events import GatherRows, ReduceGradients
+from autodist_py.kernel.events import LOCAL, AllReduceBucket, ReduceGradients
+from autodist_py.kernel.ir import flat_buffers
 from autodist_py.kernel.ir.fragment import Fragment, TensorSpec, trace
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import on_replica
@@ -43,17 +40,21 @@ from autodist_py.kernel.program import Program
 
 
 def combine(
-    program: Program, event: ReduceGradients, view: GraphView, collectives: Collectives, recorder: Recorder
-) -> Fragment:
-    """The ops that combine the event's gradients over all replicas; `view` is of the program's graph.
+    program: Program, event: ReduceGradients, view: GraphView, collectives: Collectives
+) -> tuple[Fragment, Recorder | None]:
+    """The ops that combine the event's gradients over all replicas, and what a compressor keeps from step to step.
 
-    What the compressor keeps from step to step is `recorder`'s.
+    `view` is of the program's graph.
 
     The fragment's outputs are, for each gradient and then each output, for each local replica, the combined tensors:
     indices, values and dense shape of a sparse gradient; else one.
     """
-    replicas = range(program.num_local_replicas)
-    raw = [[raw_gradient(program, gradient, view, replica) for replica in replicas] for gradient in event.gradients]
+    devices = [replica.device for replica in program.topology.local_replicas]
+    replicas = range(len(devices))
+    raw = [
+        [raw_gradient(gradient, shapes, view, replica) for replica in replicas]
+        for gradient, shapes in zip(event.gradients, event.shapes, strict=True)
+    ]
     carried = [
         [[TensorSpec(on_replica(replica, output.tensor), event.dtype, output.shape)] for replica in replicas]
         for output in event.outputs
@@ -62,70 +63,86 @@ def combine(
     def reduce(batch: Sequence[tf.Tensor], values: list[list[list[tf.Tensor]]]) -> list[list[list[tf.Tensor]]]:
         with tf.device(program.topology.host):
             weights = replica_weights(program, batch, event.reduction)
-        if isinstance(event, GatherRows):
-            return [_reduce_sparse(program, event, values[0], weights, collectives)]
-        devices = [replica.device for replica in program.topology.local_replicas]
-        rows = {position: gradient for position, gradient in enumerate(event.gradients) if gradient.is_sparse}
-        dense = [[tensors[0] for tensors in copies] for copies in values]
-        for position, gradient in rows.items():
-            dense[position] = sparse_as_dense.as_dense(program, gradient, values[position], devices)
-        if is_coded(program, event.gradients):
-            combined = _reduce_coded(program, event, dense, weights, collectives, recorder)
-        else:
-            combined = _reduce_dense(program, event, dense, weights, collectives)
-        for position, gradient in rows.items():
-            combined[position] = sparse_as_dense.as_rows(
-                program, gradient, values[position], combined[position], devices
-            )
-        return combined
+        if isinstance(event, AllReduceBucket):
+            return _reduce_bucket(program, event, values, weights, devices, collectives, recorder)
+        return [_reduce_sparse(program, event, values[0], weights, devices, collectives)]
 
-    return trace(reduce, [batch_specs(program), raw + carried], scope=event.scope)
+    recorder = Recorder() if isinstance(event, AllReduceBucket) and event.is_coded else None
+    return trace(reduce, [batch_specs(program), raw + carried], scope=event.scope), recorder
+
+
+def _reduce_bucket(
+    program: Program,
+    event: AllReduceBucket,
+    values: Sequence[Sequence[list[tf.Tensor]]],
+    weights: Sequence[tf.Tensor],
+    devices: Sequence[str],
+    collectives: Collectives,
+    recorder: Recorder | None,
+) -> list[list[list[tf.Tensor]]]:
+    """Sparse gradients of a bucket are made dense, and rows of what is combined."""
+    rows = {position: event.gradients[position] for position, shapes in enumerate(event.shapes) if len(shapes) > 1}
+    dense = [[tensors[0] for tensors in copies] for copies in values]
+    for position, gradient in rows.items():
+        dense[position] = sparse_as_dense.as_dense(program, gradient, values[position], devices)
+    if recorder is not None:
+        combined = _reduce_coded(program, event, dense, weights, devices, collectives, recorder)
+    else:
+        combined = _reduce_dense(event, dense, weights, devices, collectives)
+    for position, gradient in rows.items():
+        combined[position] = sparse_as_dense.as_rows(program, gradient, values[position], combined[position], devices)
+    return combined
 
 
 def _reduce_dense(
-    program: Program,
-    event: ReduceGradients,
+    event: AllReduceBucket,
     values: Sequence[Sequence[tf.Tensor]],
     weights: Sequence[tf.Tensor],
+    devices: Sequence[str],
     collectives: Collectives,
 ) -> list[list[list[tf.Tensor]]]:
-    devices = [replica.device for replica in program.topology.local_replicas]
-    operation = _operation(program, event, collectives)
-    reduced = reduce_pack(
-        values, devices, devices, lambda buffers: operation.reduce(_weighted(buffers, weights, devices), devices)
-    )
+    members = _weighted(flat_buffers.pack_each(values, devices), weights, devices)
+    if event.is_local_first and len(members) > 1:
+        members = ReductionToOneDevice().reduce(members, devices, destinations=devices[:1])
+    sums = _sums(event, members, devices, collectives)
+    copies = on_each(sums[0], devices) if event.is_local_first else sums
+    totals = flat_buffers.unpack_each(copies, devices, [tuple(own[0].shape) for own in values])
     return [
-        [[tf.cast(tensor, own.dtype)] for own, tensor in zip(raw, copies, strict=True)]
-        for raw, copies in zip(values, reduced, strict=True)
+        [[tf.cast(tensor, own.dtype)] for own, tensor in zip(raw, together, strict=True)]
+        for raw, together in zip(values, totals, strict=True)
     ]
 
 
-def _operation(program: Program, event: ReduceGradients, collectives: Collectives) -> CollectiveAllReduce:
-    """What reduces dense tensors."""
-    engine = event.engine if event.travels else "RING"
-    adds_up = is_local_first(event.synchronizer, coded=is_coded(program, event.gradients))
-    return CollectiveAllReduce(
-        collectives,
-        implementation=cast(Literal["RING", "NCCL", "HOROVOD"], engine),
-        local=ReductionToOneDevice() if adds_up else None,
-        bytes_per_pack=event.synchronizer.bytes_per_pack,
+def _sums(
+    event: AllReduceBucket, members: Sequence[tf.Tensor], devices: Sequence[str], collectives: Collectives
+) -> list[tf.Tensor]:
+    """The sum over the members of all workers, on each of this worker's."""
+    if event.engine == LOCAL:
+        return list(members)
+    return collectives.sum_of_members(
+        members,
+        devices,
+        hint=ENGINES[event.engine],
+        is_each=not event.is_local_first,
+        most=most_elements(event.synchronizer.bytes_per_pack, members[0].dtype),
     )
 
 
 def _reduce_coded(
     program: Program,
-    event: ReduceGradients,
+    event: AllReduceBucket,
     gradients: Sequence[Sequence[tf.Tensor]],
     weights: Sequence[tf.Tensor],
+    devices: Sequence[str],
     collectives: Collectives,
     recorder: Recorder,
 ) -> list[list[list[tf.Tensor]]]:
     """As `_reduce_dense`: local replicas are added up, and what leaves the worker is coded."""
     topology = collectives.topology
-    devices = [replica.device for replica in topology.local_replicas]
-    between = _operation(program, event, collectives)
     wire = Wire(
-        topology.workers.index(topology.worker), collectives.num_workers, lambda value: between.sums([value])[0]
+        topology.workers.index(topology.worker),
+        collectives.num_workers,
+        lambda value: _sums(event, [value], devices[:1], collectives)[0],
     )
     shares = []
     for weight, device in zip(weights, devices, strict=True):  # Cast once for all gradients.
@@ -157,15 +174,15 @@ def _reduce_sparse(
     event: ReduceGradients,
     gradients: Sequence[Sequence[tf.Tensor]],
     weights: Sequence[tf.Tensor],
+    devices: Sequence[str],
     collectives: Collectives,
 ) -> list[list[tf.Tensor]]:
-    replicas = program.topology.local_replicas
     (gradient,) = event.gradients
     parts = []
-    for replica, (indices, values, _), weight in zip(replicas, gradients, weights, strict=True):
-        with tf.device(replica.device):
+    for device, (indices, values, _), weight in zip(devices, gradients, weights, strict=True):
+        with tf.device(device):
             parts.append((indices, weighted(values, weight)))
-    with tf.device(replicas[0].device):
+    with tf.device(devices[0]):
         dtype, travels = gradients[0][1].dtype, collectives.num_workers > 1
         sums_before = travels and gradient.indices != "same" and adds_rows_up(program, gradient)
         sums = program.options.sum_duplicates or sums_before
@@ -182,7 +199,7 @@ def _reduce_sparse(
         values = tf.cast(values, dtype)
     combined = []
     shape = program.item.variable(gradient.variable).shape  # A branch that was not taken has no other.
-    for replica, (_, _, dense_shape) in zip(replicas, gradients, strict=True):
-        with tf.device(replica.device):
+    for device, (_, _, dense_shape) in zip(devices, gradients, strict=True):
+        with tf.device(device):
             combined.append([tf.identity(indices), tf.identity(values), tf.constant(shape, dense_shape.dtype)])
     return combined

@@ -79,16 +79,8 @@ def reduce_pack(
     Returns:
         For each value one per destination.
     """
-    buffers = []
-    for device, tensors in zip(devices, zip(*values, strict=True), strict=True):
-        with tf.device(device):
-            buffers.append(flat_buffers.pack(tensors))
-    shapes = [tuple(copies[0].shape) for copies in values]
-    unpacked = []
-    for device, buffer in zip(destinations, reduce(buffers), strict=True):
-        with tf.device(device):
-            unpacked.append(flat_buffers.unpack(buffer, shapes))
-    return [list(copies) for copies in zip(*unpacked, strict=True)]
+    reduced = reduce(flat_buffers.pack_each(values, devices))
+    return flat_buffers.unpack_each(reduced, destinations, [tuple(copies[0].shape) for copies in values])
 
 
 def reduce_in_pieces(
@@ -103,16 +95,9 @@ def reduce_in_pieces(
     The buffers are of one static shape; where they are no larger they are reduced as they are.
     """
     sizes = flat_buffers.piece_sizes(buffers[0], most)
-    pieces = []
-    for device, buffer in zip(devices, buffers, strict=True):
-        with tf.device(device):
-            pieces.append(flat_buffers.cut(buffer, sizes))
-    reduced = [reduce(piece, number) for number, piece in enumerate(zip(*pieces, strict=True))]
-    joined = []
-    for device, parts in zip(destinations, zip(*reduced, strict=True), strict=True):
-        with tf.device(device):
-            joined.append(flat_buffers.join(parts, buffers[0].shape))
-    return joined
+    pieces = flat_buffers.cut_each(buffers, devices, sizes)
+    reduced = [reduce(piece, number) for number, piece in enumerate(pieces)]
+    return flat_buffers.join_each(reduced, destinations, buffers[0].shape)
 
 
 def reduce_in_num_packs(

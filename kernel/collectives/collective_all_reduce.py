@@ -7,8 +7,8 @@ from typing import Literal
 import tensorflow as tf
 
 from autodist_py.kernel.collectives.base import CrossDeviceOps, Destinations, Reduction, Value
-from autodist_py.kernel.collectives.buckets import by_size, reduce_in_packs, reduce_in_pieces
-from autodist_py.kernel.collectives.collectives import CARRIED, HOROVOD, NCCL, REDUCIBLE, RING, Collectives
+from autodist_py.kernel.collectives.buckets import by_size, reduce_in_packs
+from autodist_py.kernel.collectives.collectives import CARRIED, ENGINES, REDUCIBLE, Collectives, most_elements
 from autodist_py.kernel.collectives.nccl import require_gpus
 from autodist_py.kernel.collectives.rows import TRAVELS, gathered_rows
 from autodist_py.kernel.collectives.to_one_device import ReductionToOneDevice
@@ -21,11 +21,6 @@ from autodist_py.kernel.collectives.values import (
     require_reducible,
 )
 from autodist_py.proto.errors import StrategyError
-
-AUTOMATIC_PACK_BYTES = 2 << 20
-"""The size of buffers where none is given: benchmarks/collectives.py, docs/performance.md."""
-
-_ENGINES = {"RING": RING, "NCCL": NCCL, "HOROVOD": HOROVOD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +48,9 @@ class CollectiveAllReduce:
     bytes_per_pack: int = 0
 
     def __post_init__(self) -> None:
-        if self.implementation not in _ENGINES:
+        if self.implementation not in ENGINES:
             raise StrategyError(
-                f"the implementation of CollectiveAllReduce is {', '.join(_ENGINES)}; got '{self.implementation}'"
+                f"the implementation of CollectiveAllReduce is {', '.join(ENGINES)}; got '{self.implementation}'"
             )
         if self.implementation == "HOROVOD" and self.local is None:
             raise StrategyError(
@@ -106,28 +101,27 @@ class CollectiveAllReduce:
             sums = self._all_rows(values, devices) if is_sparse(values) else self.sums(self.members(values, devices))
             return self.deliver(sums, devices, reduction=reduction, destinations=places)
 
-        return reduce_in_packs(batch, devices, places, by_size(self._most_elements), reduce)
+        return reduce_in_packs(
+            batch, devices, places, by_size(lambda dtype: most_elements(self.bytes_per_pack, dtype)), reduce
+        )
 
     def members(self, values: Sequence[tf.Tensor], devices: Sequence[str]) -> list[tf.Tensor]:
         """This worker's members of the collective, on the first of the devices: the values, or their sum by `local`."""
-        return list(values) if self.local is None else self.local.reduce(values, devices, destinations=devices[:1])
+        if self.local is None or len(values) == 1:
+            return list(values)
+        return self.local.reduce(values, devices, destinations=devices[:1])
 
     def sums(self, members: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sum over the members of all workers, of one static shape, on each of this worker's."""
         if self.num_members == 1:
             return list(members)
-        devices = [replica.device for replica in self.collectives.topology.local_replicas][: len(members)]
-        hint = _ENGINES[self.implementation]
-
-        def reduce(pieces: Sequence[tf.Tensor], number: int) -> list[tf.Tensor]:
-            if self.local is None:
-                return self.collectives.ring_over_replicas(pieces, hint=hint)
-            with tf.device(devices[0]):
-                return [self.collectives.sum_over_workers(pieces[0], hint=hint)]
-
-        if self.implementation == "HOROVOD":  # Pieces are copied: into its own buffer, out of it, and to be joined.
-            return reduce(members, 0)
-        return reduce_in_pieces(members, devices, devices, self._most_elements(members[0].dtype), reduce)
+        return self.collectives.sum_of_members(
+            members,
+            [replica.device for replica in self.collectives.topology.local_replicas][: len(members)],
+            hint=ENGINES[self.implementation],
+            is_each=self.local is None,
+            most=most_elements(self.bytes_per_pack, members[0].dtype),
+        )
 
     def deliver(
         self, sums: Sequence[Value], devices: Sequence[str], *, reduction: Reduction, destinations: Sequence[str]
@@ -182,9 +176,6 @@ class CollectiveAllReduce:
         with tf.device(devices[0]):
             indices, rows = self.collectives.gather_rows([own.indices, own.values])
         return [tf.IndexedSlices(rows, indices, own.dense_shape)]
-
-    def _most_elements(self, dtype: tf.DType) -> int:
-        return max(1, (self.bytes_per_pack or AUTOMATIC_PACK_BYTES) // dtype.size)
 
     def _require_devices(self, devices: Sequence[str]) -> None:
         topology = self.collectives.topology

@@ -8,14 +8,17 @@ the network once), one per replica where the whole ring is asked for.
 import math
 import zlib
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import NamedTuple, cast
+from dataclasses import replace
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from autodist_py.kernel.collectives import horovod_adapter
+from autodist_py.kernel.events import Collective
+from autodist_py.kernel.ir import flat_buffers
 from autodist_py.kernel.ir.bitcast import numbers_of, words_of
 from autodist_py.kernel.ir.tf_adapter import Group, all_gather, all_reduce, broadcast_receive, broadcast_send
+from autodist_py.kernel.program import Program
 from autodist_py.kernel.topology import Topology, is_gpu
 
 RING, NCCL = "ring", "nccl"
@@ -32,6 +35,17 @@ CARRIED = {
 }
 """The type as which values of each type travel without loss."""
 CARRIED_BY_HOROVOD = REDUCIBLE - {tf.bfloat16}
+
+ENGINES = {"RING": RING, "NCCL": NCCL, "HOROVOD": HOROVOD}
+"""The engines, by what an event calls them."""
+
+AUTOMATIC_PACK_BYTES = 2 << 20
+"""The size of buffers where none is given: benchmarks/collectives.py, docs/performance.md."""
+
+
+def most_elements(bytes_per_pack: int, dtype: tf.DType) -> int:
+    """How many numbers of a type a buffer has at most, whose size is given; 0: an automatic one."""
+    return max(1, (bytes_per_pack or AUTOMATIC_PACK_BYTES) // dtype.size)
 
 
 def _row_counts() -> tuple[int, ...]:
@@ -50,24 +64,29 @@ _ROW_COUNTS = _row_counts()
 
 
 class Made(NamedTuple):
-    """The ops that make one collective on this worker: see Collective."""
+    """The ops that make one collective of an event, by its position, on this worker: see Collective."""
 
+    event: int
     ops: tuple[str, ...]
     nbytes: int | None
     by_name: bool
 
 
 class Collectives:
-    """The collectives of one fragment on one worker.
+    """The collectives that a pass makes on one worker, while it traces fragments.
 
     It hands out their instance keys, and notes which ops make each of them. A key stands for one shape: TensorFlow
     keeps what it found out about a collective, and refuses another shape under the same key. What has no elements does
     not travel: TensorFlow's gathers of nothing crash the process, and so do sums and broadcasts (tried on 2.21).
     """
 
-    def __init__(self, topology: Topology, next_key: int):
+    def __init__(self, topology: Topology, next_key: int, event: int = 0):
         """Collectives of the workers of `topology`, from the key `next_key` on."""
         self.topology = topology
+        self.event = event
+        """Of which event of the schedule, by its position, the next collectives are."""
+        self.num_workers = len(topology.workers)
+        """How many workers take part."""
         self.next_key = next_key
         self.made: list[Made] = []
 
@@ -80,12 +99,15 @@ class Collectives:
         """Note a collective of which each member gives a tensor like `given`."""
         elements = given.shape.num_elements()
         nbytes = None if elements is None else elements * given.dtype.size
-        self.made.append(Made(tuple(result.op.name for result in results), nbytes, by_name))
+        self.made.append(Made(self.event, tuple(result.op.name for result in results), nbytes, by_name))
 
-    @property
-    def num_workers(self) -> int:
-        """How many workers take part."""
-        return len(self.topology.workers)
+    def noted(self, program: Program) -> Program:
+        """`program`, to whose graph a pass adds the ops that were made."""
+        events = program.schedule.events
+        added = (Collective(one.ops, one.event, events[one.event].what, one.nbytes, one.by_name) for one in self.made)
+        lowered = program.lowered
+        lowered = replace(lowered, collectives=(*lowered.collectives, *added), next_instance_key=self.next_key)
+        return replace(program, lowered=lowered)
 
     def sum_over_workers(self, value: tf.Tensor, *, hint: str = RING) -> tf.Tensor:
         """The sum of one value of a static shape per worker, by the engine `hint`; `value` itself on one worker.
@@ -100,10 +122,34 @@ class Collectives:
                 total = horovod_adapter.all_reduce(value, f"horovod_{self._take_keys()}")
             self._note(value, total, by_name=True)
             return total
-        with self._where(value):
-            total = all_reduce(value, self._workers_group(value, self._take_keys(), hint))
+        device, members = self._members(value)
+        with tf.device(device):
+            total = all_reduce(value, Group(self.num_workers, group_key(members), self._take_keys(), hint))
         self._note(value, total)
         return total
+
+    def sum_of_members(
+        self, members: Sequence[tf.Tensor], devices: Sequence[str], *, hint: str, is_each: bool, most: int
+    ) -> list[tf.Tensor]:
+        """The sum over the members of all workers, on each of this worker's.
+
+        Args:
+            members: this worker's, of one static shape.
+            devices: where they are.
+            hint: the engine.
+            is_each: whether every replica is a member; else each worker.
+            most: of how many elements a collective is; more go in pieces. By Horovod all are one: what is cut would be
+                copied: into its own buffer, out of it, and to be joined.
+        """
+        sizes = flat_buffers.piece_sizes(members[0], most)
+        if len(sizes) > 1 and hint != HOROVOD:
+            pieces = flat_buffers.cut_each(members, devices, sizes)
+            sums = [self.sum_of_members(one, devices, hint=hint, is_each=is_each, most=most) for one in pieces]
+            return flat_buffers.join_each(sums, devices, members[0].shape)
+        if is_each:
+            return self.ring_over_replicas(members, hint=hint)
+        with tf.device(devices[0]):
+            return [self.sum_over_workers(members[0], hint=hint)]
 
     def ring_over_replicas(self, values: Sequence[tf.Tensor], *, hint: str = RING) -> list[tf.Tensor]:
         """The sum over all replicas, each of which is a member of one ring, or of what the engine `hint` makes."""
@@ -160,8 +206,10 @@ class Collectives:
         sent = _pad_rows(_as_matrix(rows), tf.gather(tf.constant(_ROW_COUNTS, tf.int64), kind))
         if not sent.shape[1]:
             return rows
-        with self._where(sent):
-            total = all_reduce(sent, self._workers_group(sent, self._take_keys(len(_ROW_COUNTS)) + kind))
+        device, members = self._members(sent)
+        with tf.device(device):
+            key = self._take_keys(len(_ROW_COUNTS)) + kind
+            total = all_reduce(sent, Group(self.num_workers, group_key(members), key, RING))
         self._note(sent, total)
         return tf.reshape(total[: size[0]], tf.shape(rows))
 
@@ -182,9 +230,13 @@ class Collectives:
             return value
         if value.dtype == tf.bfloat16:  # Reductions carry it, broadcasts do not.
             return tf.bitcast(self.broadcast(tf.bitcast(value, tf.float16)), tf.bfloat16)
-        own, group = tf.cast(value, CARRIED[value.dtype]), self._workers_group(value, self._take_keys())
+        device, members = self._members(value)
+        own, group = (
+            tf.cast(value, CARRIED[value.dtype]),
+            Group(self.num_workers, group_key(members), self._take_keys(), RING),
+        )
         is_first = self.topology.worker == self.topology.workers[0]
-        with self._where(value):
+        with tf.device(device):
             received = broadcast_send(own, group) if is_first else broadcast_receive(own.shape, own.dtype, group)
         self._note(own, received)
         return tf.cast(tf.ensure_shape(received, value.shape), value.dtype)
@@ -193,23 +245,18 @@ class Collectives:
         if value.shape[1:].num_elements() == 0:
             rows = tf.shape(value)[:1] * self.num_workers
             return tf.zeros(tf.concat([rows, value.shape[1:]], axis=0), value.dtype)
-        with self._where(value):
-            everyone = all_gather(value, self._workers_group(value, key))
+        device, members = self._members(value)
+        with tf.device(device):
+            everyone = all_gather(value, Group(self.num_workers, group_key(members), key, RING))
         self._note(value, everyone)
         return everyone
 
-    def _workers_group(self, value: tf.Tensor, key: int | tf.Tensor, hint: str = RING) -> Group:
-        """One member per worker: its first GPU, where the value is on a GPU, else its host."""
-        members = {replica.worker: self.topology.host for replica in self.topology.replicas}
+    def _members(self, value: tf.Tensor) -> tuple[str, list[tuple[int, str]]]:
+        """Where this worker takes part with the value, and each worker's member: its first GPU or, else, its host."""
+        replicas, host = self.topology.replicas, self.topology.host
         if is_gpu(value.device):
-            members = {replica.worker: replica.device for replica in reversed(self.topology.replicas)}
-        return Group(self.num_workers, group_key(sorted(members.items())), key, hint)
-
-    def _where(self, value: tf.Tensor) -> AbstractContextManager[None]:
-        """This worker's member of the group takes part there."""
-        return cast(
-            AbstractContextManager[None], tf.device(value.device if is_gpu(value.device) else self.topology.host)
-        )
+            return value.device, sorted({replica.worker: replica.device for replica in reversed(replicas)}.items())
+        return host, sorted({replica.worker: host for replica in replicas}.items())
 
 
 def group_key(members: Sequence[tuple[int, str]]) -> int:

@@ -13,11 +13,10 @@ from functools import partial
 import tensorflow as tf
 
 from autodist_py.kernel.analysis.outputs import combined_as
-from autodist_py.kernel.analysis.replica_weights import dense_bytes, summed_as
+from autodist_py.kernel.analysis.replica_weights import dense_bytes, gradient_shapes, summed_as
 from autodist_py.kernel.collectives import sparse_as_dense
-from autodist_py.kernel.collectives.collective_all_reduce import AUTOMATIC_PACK_BYTES
-from autodist_py.kernel.collectives.collectives import CARRIED_BY_HOROVOD, REDUCIBLE
-from autodist_py.kernel.collectives.members import engine_of, is_coded, members_of
+from autodist_py.kernel.collectives.collectives import AUTOMATIC_PACK_BYTES, CARRIED_BY_HOROVOD, REDUCIBLE
+from autodist_py.kernel.collectives.members import engine_of, is_coded, is_local_first, members_of
 from autodist_py.kernel.compressors.rounding import travelling
 from autodist_py.kernel.events import AllReduceBucket, GatherRows, ReduceGradients
 from autodist_py.kernel.ir import flat_buffers
@@ -136,6 +135,7 @@ def reducing(
         "level": program.analysis.gradient_level(first),
         "engine": "",
         "gradients": tuple(gradients),
+        "shapes": tuple(gradient_shapes(program, gradient) for gradient in gradients),
         "synchronizer": synchronizer,
         "reduction": program.item.weighting_of(first),
         "dtype": tf.as_dtype(program.item.variable(first.variable).dtype),
@@ -145,9 +145,14 @@ def reducing(
     if is_sparse:
         event = GatherRows(**facts, members=len(program.topology.workers))
     else:
-        members = members_of(program, synchronizer, coded=is_coded(program, gradients))
-        nbytes = sum(dense_bytes(program, gradient) for gradient in gradients)
-        event = AllReduceBucket(**facts, members=members, nbytes=nbytes)
+        coded = is_coded(program, gradients)
+        event = AllReduceBucket(
+            **facts,
+            members=members_of(program, synchronizer, coded=coded),
+            nbytes=sum(dense_bytes(program, gradient) for gradient in gradients),
+            is_coded=coded,
+            is_local_first=is_local_first(synchronizer, coded=coded),
+        )
     return replace(event, engine=engine_of(program, event))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from autodist_py.kernel.compressors.coding import compressor_for
-from autodist_py.kernel.events import LOCAL, GatherRows, ReduceGradients
+from autodist_py.kernel.events import LOCAL, AllReduceBucket, GatherRows, ReduceGradients
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.topology import is_gpu
 from autodist_py.proto.errors import StrategyError
@@ -47,4 +47,5 @@ def engine_of(program: Program, event: ReduceGradients) -> str:
     if event.members == 1:
         return LOCAL
     is_ring = requested in ("AUTO", "RING") or (requested == "NCCL" and others)
-    return "RING" if is_ring or (is_coded(program, event.gradients) and event.compressor.gathers) else requested
+    is_gathered = isinstance(event, AllReduceBucket) and event.is_coded and event.compressor.gathers
+    return "RING" if is_ring or is_gathered else requested

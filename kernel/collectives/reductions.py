@@ -73,11 +73,12 @@ def combine(
         for owns in summed.values():
             results |= _sum_together(owns, collectives)
         totals = [_of_type(results[position], part.dtype) for position, part in enumerate(parts)]
-        shares = replica_weights(program, batch, "mean")
+        is_shared_out = any(part.reduction == "share" for part in parts)
+        shares = replica_weights(program, batch, "mean") if is_shared_out else []
         return [
             [tf.cast(tf.cast(total, tf.float64) * share, part.dtype) for share in shares]
             if part.reduction == "share"
-            else [total] * program.num_local_replicas
+            else [total] * len(part.copies)
             for part, total in zip(parts, totals, strict=True)
         ]
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from autodist_py.kernel.analysis.replica_weights import (
     batch_specs,
+    gradient_shapes,
     joined_rows,
     raw_gradient,
     replica_weights,
@@ -185,7 +186,10 @@ def sent(program: Program, exchange: Exchange, channel: Channel, summable: Colle
 def raw_gradients(program: Program, exchange: Exchange) -> list[list[list[TensorSpec]]]:
     """For each gradient and local replica the raw tensors."""
     return [
-        [raw_gradient(program, gradient, program.graph, replica) for replica in range(program.num_local_replicas)]
+        [
+            raw_gradient(gradient, gradient_shapes(program, gradient), program.graph, replica)
+            for replica in range(program.num_local_replicas)
+        ]
         for gradient in exchange.gradients
     ]
 

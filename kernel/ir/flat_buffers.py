@@ -46,6 +46,26 @@ def unpack(buffer: tf.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[tf.Tens
     ]
 
 
+def pack_each(values: Sequence[Sequence[tf.Tensor]], devices: Sequence[str]) -> list[tf.Tensor]:
+    """A buffer on each device, of values that are given for each value by device."""
+    buffers = []
+    for device, tensors in zip(devices, zip(*values, strict=True), strict=True):
+        with tf.device(device):
+            buffers.append(pack(tensors))
+    return buffers
+
+
+def unpack_each(
+    buffers: Sequence[tf.Tensor], devices: Sequence[str], shapes: Sequence[tuple[int, ...]]
+) -> list[list[tf.Tensor]]:
+    """The values of these shapes that `pack_each` has put into buffers: for each value by device."""
+    unpacked = []
+    for device, buffer in zip(devices, buffers, strict=True):
+        with tf.device(device):
+            unpacked.append(unpack(buffer, shapes))
+    return [list(copies) for copies in zip(*unpacked, strict=True)]
+
+
 def piece_sizes(buffer: tf.Tensor, most: int) -> list[int]:
     """How many elements the pieces have of a buffer of more than `most`: equal ones, as far as they divide."""
     elements = buffer.shape.num_elements()
@@ -62,3 +82,21 @@ def cut(buffer: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
 def join(parts: Sequence[tf.Tensor], shape: tf.TensorShape) -> tf.Tensor:
     """The tensor of this shape that `cut` has cut into `parts`."""
     return tf.reshape(tf.concat(parts, axis=0), shape) if len(parts) > 1 else parts[0]
+
+
+def cut_each(buffers: Sequence[tf.Tensor], devices: Sequence[str], sizes: Sequence[int]) -> list[tuple[tf.Tensor, ...]]:
+    """A buffer of each device in pieces: for each piece by device."""
+    pieces = []
+    for device, buffer in zip(devices, buffers, strict=True):
+        with tf.device(device):
+            pieces.append(cut(buffer, sizes))
+    return list(zip(*pieces, strict=True))
+
+
+def join_each(pieces: Sequence[Sequence[tf.Tensor]], devices: Sequence[str], shape: tf.TensorShape) -> list[tf.Tensor]:
+    """On each device the tensor of this shape that `cut_each` has cut."""
+    joined = []
+    for device, parts in zip(devices, zip(*pieces, strict=True), strict=True):
+        with tf.device(device):
+            joined.append(join(parts, shape))
+    return joined

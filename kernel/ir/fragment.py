@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from autodist_py.kernel.ir.names import parse
+from autodist_py.kernel.ir.names import producers_of
 from autodist_py.proto.errors import InvalidGraphError
 
 _ARGUMENT = "AutoDist-Argument-"
+
+Shape: TypeAlias = tuple[int | None, ...]
+"""A shape whose rank is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,7 @@ class TensorSpec:
 
     name: str
     dtype: tf.DType
-    shape: tuple[int | None, ...] | None = None
+    shape: Shape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +81,9 @@ def trace(function: Callable[..., Any], arguments: Sequence[Any], *, scope: str)
             given = iter(tensors)
             results = function(*_mapped(lambda _: next(given), arguments))
     names = {f"{_ARGUMENT}{position}": spec.name for position, spec in enumerate(specs)}
-
-    def marker(name: str) -> str:
-        tensor = parse(name)
-        if tensor.op not in names:
-            return name
-        if tensor.is_control:
-            return f"^{parse(names[tensor.op]).op}"
-        return names[tensor.op]
+    spelt = {spelling: name for own, name in names.items() for spelling in (own, f"{own}:0")}
+    producers = producers_of({own: [name] for own, name in names.items()})
+    spelt |= {f"^{own}": f"^{op}" for own, (op,) in producers.items()}
 
     definition = scratch.as_graph_def()
     if definition.library.function:
@@ -95,7 +93,8 @@ def trace(function: Callable[..., Any], arguments: Sequence[Any], *, scope: str)
         if node.name in names:
             continue
         for position, name in enumerate(node.input):
-            node.input[position] = marker(name)
+            if name in spelt:
+                node.input[position] = spelt[name]
         nodes.append(node)
-    outputs = _mapped(lambda tensor: marker(str(parse(tensor.name))), results)
+    outputs = _mapped(lambda tensor: spelt.get(tensor.name, tensor.name.removesuffix(":0")), results)
     return Fragment(tuple(nodes), outputs)

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py.kernel.ir.control_flow import BACK_EDGE, ControlFlow, control_flow
-from autodist_py.kernel.ir.names import op_of, parse
+from autodist_py.kernel.ir.names import op_of, parse, producers_of
 from autodist_py.proto.errors import InvalidGraphError
 
 VARIABLE_OP = "VarHandleOp"
@@ -162,10 +162,6 @@ def rename_functions(node: tf.compat.v1.NodeDef, renamed: Mapping[str, str]) -> 
                 function.name = renamed.get(function.name, function.name)
 
 
-def _producers(node: tf.compat.v1.NodeDef) -> tuple[str, ...]:
-    return tuple([op_of(name) for name in node.input])
-
-
 def _not_waiting(node: tf.compat.v1.NodeDef, ops: Collection[str]) -> tf.compat.v1.NodeDef:
     """`node`, or a copy of it that does not wait for any of `ops`."""
     gone = [name for name in node.input if name[0] == "^" and name[1:] in ops]
@@ -195,13 +191,13 @@ class GraphView:
         self.nodes: dict[str, tf.compat.v1.NodeDef] = {}
         self.producers: dict[str, tuple[str, ...]] = {}
         """For each op, those that it reads or waits for: one for each input, whether it is in the graph or not."""
-        self._insert(graph.node)
+        self._put(self._named(graph.node))
 
     def made_of(self, nodes: Iterable[tf.compat.v1.NodeDef], functions: Iterable[tf.compat.v1.NodeDef]) -> "GraphView":
         """A new graph of other `nodes`, with this one's library and more `functions`."""
         result = GraphView(tf.compat.v1.GraphDef(versions=self.versions))
         result.functions = (*self.functions, *functions)
-        result._insert(nodes)
+        result._put(result._named(nodes))
         return result
 
     def changed(
@@ -210,21 +206,30 @@ class GraphView:
         """A new graph: this one with `added` ops, and others in the place of those that are `replaced`."""
         result = self.made_of((), ())
         result.nodes, result.producers = dict(self.nodes), dict(self.producers)
-        result._insert(added)
-        for node in replaced:
-            result.nodes[node.name], result.producers[node.name] = node, _producers(node)
+        new = result._named(added)
+        new |= {node.name: node for node in replaced}
+        result._put(new)
         return result
 
     def without(self, ops: Collection[str]) -> "GraphView":
         """A new graph: this one without `ops`, and without waiting for them; what reads them still names them."""
         return self.made_of([_not_waiting(node, ops) for name, node in self.nodes.items() if name not in ops], ())
 
-    def _insert(self, nodes: Iterable[tf.compat.v1.NodeDef]) -> None:
+    def _named(self, nodes: Iterable[tf.compat.v1.NodeDef]) -> dict[str, tf.compat.v1.NodeDef]:
+        """New ops by name."""
+        named: dict[str, tf.compat.v1.NodeDef] = {}
         for node in nodes:
             name = node.name
-            if self.nodes.setdefault(name, node) is not node:
-                raise InvalidGraphError(f"two ops have the name '{name}': {self.nodes[name].op} and {node.op}")
-            self.producers[name] = _producers(node)
+            other = named.setdefault(name, self.nodes.get(name, node))
+            if other is not node:
+                raise InvalidGraphError(f"two ops have the name '{name}': {other.op} and {node.op}")
+        return named
+
+    def _put(self, nodes: Mapping[str, tf.compat.v1.NodeDef]) -> None:
+        """The ops stand under their names, whatever did."""
+        if nodes:
+            self.nodes |= nodes
+            self.producers |= producers_of({name: node.input for name, node in nodes.items()})
 
     def graph_def(self) -> tf.compat.v1.GraphDef:
         """The graph as TensorFlow's message, a copy."""

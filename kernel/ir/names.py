@@ -1,6 +1,6 @@
 """Names in graphs: tensors, operations, control inputs, and the scopes the kernel writes into."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 KERNEL_SCOPE = "AutoDist"
@@ -42,6 +42,14 @@ def parse(name: str) -> TensorName:
 def op_of(name: str) -> str:
     """The operation that makes the tensor (or ends the control edge) `name`."""
     return name[1:] if name.startswith("^") else name.partition(":")[0]
+
+
+def producers_of(inputs: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
+    """By op, as `op_of` says of each of its inputs; of a whole graph at once, as there are many."""
+    return {
+        op: tuple([name[1:] if name[0] == "^" else name.partition(":")[0] for name in names])
+        for op, names in inputs.items()
+    }
 
 
 def replica_scope(index: int) -> str:

@@ -1,16 +1,14 @@
 """LowerCollectives: gradients, statistics and results are combined over all replicas, as the schedule lists them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist_py.kernel.analysis.outputs import combined_as
 from autodist_py.kernel.analysis.replica_weights import batch_specs, replica_weights, weighted
 from autodist_py.kernel.collectives import all_reduce
 from autodist_py.kernel.collectives.collectives import Collectives
-from autodist_py.kernel.collectives.noted import with_collectives
 from autodist_py.kernel.collectives.reductions import SUMMED, Part, combine
 from autodist_py.kernel.collectives.rows import TRAVELS
 from autodist_py.kernel.events import FetchResults, ReduceGradients, ReduceStatistics
@@ -21,7 +19,7 @@ from autodist_py.kernel.ir.state import Recorder
 from autodist_py.kernel.program import Invariant, Program
 from autodist_py.kernel.runner import Contract
 from autodist_py.proto.errors import CaptureError
-from autodist_py.proto.graph_item import Output
+from autodist_py.proto.graph_item import Output, Statistic
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,37 +52,39 @@ class LowerCollectives:
     def __call__(self, program: Program) -> Program:
         if program.is_single:
             return program
-        edits = Edits()
+        edits, item = Edits(), program.item
+        collectives = Collectives(program.topology, program.lowered.next_instance_key)
         combined: dict[str, str] = {}
+        kept: list[Recorder] = []
         for position, event in enumerate(program.schedule.events):
-            collectives, recorder = Collectives(program.topology, program.lowered.next_instance_key), Recorder()
+            collectives.event = position
             match event:
                 case ReduceGradients():
-                    combined |= _lower_gradients(program, event, edits, collectives, recorder)
+                    combined |= _lower_gradients(program, event, edits, collectives, kept)
                 case ReduceStatistics():
                     _lower_statistics(program, event, edits, collectives)
                 case FetchResults():
                     combined |= _lower_fetches(program, event, edits, collectives)
-                case _:
-                    continue  # Other passes lower it.
-            program = with_collectives(program, collectives, position)
-            states = (*program.lowered.compressor_states, *recorder.compressor_states)
-            program = replace(
-                program,
-                run_ops=(*program.run_ops, *recorder.writers),
-                lowered=replace(program.lowered, compressor_states=states),
-            )
-        _pass_on_parts(program, edits)
-        fetched = zip(program.item.outputs, program.fetches, strict=True)
-        fetches = tuple(combined.get(output.tensor, fetch) for output, fetch in fetched)
-        return replace(program, graph=edits.apply(program.graph), fetches=fetches)
+        if parts := [statistic for statistic in item.statistics if statistic.reduction == "part"]:
+            _pass_on_parts(program, parts, edits)
+        fetched = zip(item.outputs, program.fetches, strict=True)
+        program = collectives.noted(program)
+        states = (*program.lowered.compressor_states, *(state for one in kept for state in one.compressor_states))
+        return replace(
+            program,
+            graph=edits.apply(program.graph),
+            fetches=tuple(combined.get(output.tensor, fetch) for output, fetch in fetched),
+            run_ops=(*program.run_ops, *(op for one in kept for op in one.writers)),
+            lowered=replace(program.lowered, compressor_states=states),
+        )
 
 
 def _lower_gradients(
-    program: Program, event: ReduceGradients, edits: Edits, collectives: Collectives, recorder: Recorder
+    program: Program, event: ReduceGradients, edits: Edits, collectives: Collectives, kept: list[Recorder]
 ) -> dict[str, str]:
-    """Case 1. Returns the tensors that stand for the outputs which travel along."""
-    fragment = all_reduce.combine(program, event, program.graph, collectives, recorder)
+    """Case 1. Returns the tensors that stand for the outputs which travel along; `kept` has what compressors keep."""
+    fragment, recorder = all_reduce.combine(program, event, program.graph, collectives)
+    kept += [] if recorder is None else [recorder]
     edits.add(fragment.nodes)
     count = len(event.gradients)
     for gradient, copies in zip(event.gradients, fragment.outputs[:count], strict=True):
@@ -117,11 +117,8 @@ def _lower_statistics(program: Program, event: ReduceStatistics, edits: Edits, c
     _pass_on(markers, fragment, edits)
 
 
-def _pass_on_parts(program: Program, edits: Edits) -> None:
+def _pass_on_parts(program: Program, statistics: Sequence[Statistic], edits: Edits) -> None:
     """Let each replica pass on its share of its own value, which is there without a message."""
-    statistics = [statistic for statistic in program.item.statistics if statistic.reduction == "part"]
-    if not statistics:
-        return
     markers = [_markers(program, statistic.tensor) for statistic in statistics]
     replicas = program.topology.local_replicas
 
@@ -162,7 +159,11 @@ def _pass_on(markers: Sequence[Sequence[str]], fragment: Fragment, edits: Edits)
 
 def _lower_fetches(program: Program, event: FetchResults, edits: Edits, collectives: Collectives) -> dict[str, str]:
     """Cases 3 to 6. Returns the tensors that stand for the outputs."""
-    parts = [_part(program, output) for output in event.outputs]
+    replicas = range(program.num_local_replicas)
+    parts = [
+        _part(program, output, reduction, replicas)
+        for output, reduction in zip(event.outputs, event.reductions, strict=True)
+    ]
     fragment = trace(
         lambda batch, values: [copies[0] for copies in combine(program, parts, batch, values, collectives)],
         [batch_specs(program), [part.specs for part in parts]],
@@ -172,9 +173,8 @@ def _lower_fetches(program: Program, event: FetchResults, edits: Edits, collecti
     return {output.tensor: tensor for output, tensor in zip(event.outputs, fragment.outputs, strict=True)}
 
 
-def _part(program: Program, output: Output) -> Part:
+def _part(program: Program, output: Output, reduction: str, replicas: Iterable[int]) -> Part:
     dtype = tf.as_dtype(output.dtype)
-    reduction = combined_as(program, output)
     if reduction == "rows" and len(program.topology.workers) > 1 and dtype not in TRAVELS:
         raise CaptureError(
             f"result '{output.tensor}' is of type {dtype.name}, and its rows are on several workers, whose "
@@ -194,7 +194,7 @@ def _part(program: Program, output: Output) -> Part:
             "nor a mean over examples, nor computed from such, as far as its graph shows. Return what it is made from, "
             "or compute it from the results outside of the step"
         )
-    copies = tuple(on_replica(replica, output.tensor) for replica in range(program.num_local_replicas))
+    copies = tuple(on_replica(replica, output.tensor) for replica in replicas)
     return Part(copies, dtype, output.shape, reduction)
 
 

@@ -8,7 +8,6 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist_py.kernel.collectives.collectives import Collectives
-from autodist_py.kernel.collectives.noted import with_collectives
 from autodist_py.kernel.events import CheckData
 from autodist_py.kernel.ir.edits import Edits
 from autodist_py.kernel.ir.fragment import TensorSpec, trace
@@ -43,7 +42,7 @@ class ReadData:
         if position is None:
             return program
         reads = list(program.graph.of_type(ITERATOR_NEXT))
-        collectives = Collectives(program.topology, program.lowered.next_instance_key)
+        collectives = Collectives(program.topology, program.lowered.next_instance_key, position)
         fragment = trace(
             lambda iterators: _read(program, reads, iterators, collectives),
             [[TensorSpec(read.input[0], tf.resource, ()) for read in reads]],
@@ -53,8 +52,7 @@ class ReadData:
         edits.add(fragment.nodes)
         graph = edits.apply(program.graph)
         passed_on = [_identity(read, values) for read, values in zip(reads, fragment.outputs, strict=True)]
-        result = with_collectives(program, collectives, position)
-        return replace(result, graph=graph.changed(added=(), replaced=passed_on))
+        return replace(collectives.noted(program), graph=graph.changed(added=(), replaced=passed_on))
 
 
 def _identity(read: tf.compat.v1.NodeDef, values: Sequence[str]) -> tf.compat.v1.NodeDef:

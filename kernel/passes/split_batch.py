@@ -7,7 +7,6 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist_py.kernel.collectives.collectives import Collectives
-from autodist_py.kernel.collectives.noted import with_collectives
 from autodist_py.kernel.events import CountExamples
 from autodist_py.kernel.ir.batched import BatchedTensor, batched_tensors, require_batch
 from autodist_py.kernel.ir.edits import Edits
@@ -47,7 +46,8 @@ class SplitBatch:
         if not sources:
             return program
         groups = _groups(program.analysis.captured, sources)
-        collectives = Collectives(program.topology, program.lowered.next_instance_key)
+        position = program.schedule.position(CountExamples)
+        collectives = Collectives(program.topology, program.lowered.next_instance_key, position or 0)
         split = trace(
             lambda tensors: _split(program, tensors, groups, collectives),
             [[TensorSpec(source.name, source.dtype, source.shape) for source in sources]],
@@ -64,9 +64,7 @@ class SplitBatch:
                     for spelling in {source.name, str(parse(source.name))}:
                         edits.redirect(consumer, spelling, source_parts[position])
         replication = replace(program.replication, batch=Batch(tuple(rows), total))
-        result = replace(program, graph=edits.apply(program.graph), replication=replication)
-        position = program.schedule.position(CountExamples)
-        return result if position is None else with_collectives(result, collectives, position)
+        return collectives.noted(replace(program, graph=edits.apply(program.graph), replication=replication))
 
 
 def _groups(captured: GraphView, sources: Sequence[BatchedTensor]) -> list[int]:

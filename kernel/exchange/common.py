@@ -7,6 +7,7 @@ import tensorflow as tf
 from autodist_py.kernel.events import Exchange
 from autodist_py.kernel.ir.graph import VARIABLE_OP, GraphView
 from autodist_py.kernel.ir.names import on_replica, op_of, parse
+from autodist_py.kernel.ir.node import node
 from autodist_py.kernel.ir.tf_adapter import output_type
 from autodist_py.kernel.program import Program
 
@@ -25,10 +26,7 @@ def first_writers(program: Program, exchange: Exchange) -> list[str]:
 def read_of(program: Program, handle: str, name: str, *, waits: Sequence[str]) -> tf.compat.v1.NodeDef:
     """An op that reads the first replica's variable after `waits`."""
     own = on_replica(0, handle)
-    node = tf.compat.v1.NodeDef(name=name, op="ReadVariableOp", device=program.graph.nodes[own].device)
-    node.input.extend([own, *(f"^{other}" for other in waits)])
-    node.attr["dtype"].CopyFrom(program.analysis.captured.nodes[handle].attr["dtype"])
-    return node
+    return node("ReadVariableOp", name, [own], controls=waits, like=program.graph.nodes[own])
 
 
 def type_of(view: GraphView, tensor: str) -> tf.DType:
@@ -44,6 +42,6 @@ def spelt(tensor: str) -> str:
 
 def with_variables(program: Program, nodes: Sequence[tf.compat.v1.NodeDef]) -> GraphView:
     """A graph of `nodes` and the variables that they use."""
-    handles = {op_of(name) for node in nodes for name in node.input}
-    handles &= {node.name for node in program.graph.of_type({VARIABLE_OP})}
+    handles = {op_of(name) for one in nodes for name in one.input}
+    handles &= {one.name for one in program.graph.of_type({VARIABLE_OP})}
     return program.graph.made_of([*nodes, *(program.graph.nodes[handle] for handle in sorted(handles))], ())

@@ -12,6 +12,7 @@ from autodist_py.kernel.exchange.worker_side import Traded, trade
 from autodist_py.kernel.ir.fragment import Fragment, TensorSpec, trace
 from autodist_py.kernel.ir.message_layout import MessageLayout
 from autodist_py.kernel.ir.names import KERNEL_SCOPE, on_replica
+from autodist_py.kernel.ir.node import controls_of, node
 from autodist_py.kernel.program import Channel, Program, ServerFunction, ServerProgram
 
 
@@ -113,11 +114,7 @@ def lookup_program(program: Program, exchange: Exchange, channel: Channel) -> Se
 def _rows_of(program: Program, handle: str, name: str, ids: str) -> tf.compat.v1.NodeDef:
     """An op that looks up rows in the first replica's variable, of which a read would be a copy of all."""
     own = on_replica(0, handle)
-    device = program.graph.nodes[own].device
-    node = tf.compat.v1.NodeDef(name=name, op="ResourceGather", device=device, input=[own, ids])
-    node.attr["dtype"].CopyFrom(program.analysis.captured.nodes[handle].attr["dtype"])
-    node.attr["Tindices"].type = tf.int64.as_datatype_enum
-    return node
+    return node("ResourceGather", name, [own, ids], like=program.graph.nodes[own], Tindices=tf.int64)
 
 
 def _rows(program: Program, handle: str) -> TensorSpec:
@@ -128,7 +125,5 @@ def _rows(program: Program, handle: str) -> TensorSpec:
 def _passing_on(program: Program, op: str, tensor: str) -> tf.compat.v1.NodeDef:
     """An op in the place of the lookup `op`."""
     lookup = program.graph.nodes[op]
-    node = tf.compat.v1.NodeDef(name=op, op="Identity", device=lookup.device, input=[tensor])
-    node.input.extend(name for name in lookup.input if name.startswith("^"))
-    node.attr["T"].type = lookup.attr["dtype" if lookup.op == "ResourceGather" else "Tparams"].type
-    return node
+    dtype = lookup.attr["dtype" if lookup.op == "ResourceGather" else "Tparams"]
+    return node("Identity", op, [tensor], controls=controls_of(lookup), like=lookup, T=dtype)

@@ -15,6 +15,7 @@ from autodist_py.kernel.exchange.common import spelt, writers_in
 from autodist_py.kernel.exchange.worker_side import Answer
 from autodist_py.kernel.ir.graph import VARIABLE_OP, GraphView
 from autodist_py.kernel.ir.names import ASSIGNED, captured_name, on_replica, op_of, replica_of
+from autodist_py.kernel.ir.node import controls_of, node
 from autodist_py.kernel.program import Program
 
 
@@ -43,29 +44,29 @@ def without_updates(
     tensors = {tensor: name for several in answers.values() for one in several for tensor, name in one.tensors.items()}
     gone: dict[str, tf.compat.v1.NodeDef] = {}
     kept: list[tf.compat.v1.NodeDef] = []
-    for node in graph.nodes.values():
-        position, original = replica_of(node.name), captured_name(node.name)
+    for name, one in graph.nodes.items():
+        position, original = replica_of(name), captured_name(name)
         if position is None or position < first or original not in captured.nodes:
-            kept.append(_reading(node, tensors) if first == 0 else node)
+            kept.append(_reading(one, tensors) if first == 0 else one)
         elif original in removed:
-            gone[node.name] = node
-        elif original in divided.stays or node.op == VARIABLE_OP:
-            kept.append(_reading(node, tensors))
-    waited = {name[1:] for node in kept for name in node.input if name.startswith("^")}
+            gone[name] = one
+        elif original in divided.stays or one.op == VARIABLE_OP:
+            kept.append(_reading(one, tensors))
+    waited = {name[1:] for one in kept for name in controls_of(one)}
     waited |= {copy_ for writers in program.analysis.writes.values() for op in writers for copy_ in program.copies(op)}
     waited |= set(map(op_of, (*program.fetches, *program.run_ops)))
-    standing = {node.name for node in kept} | (gone.keys() & waited)
+    standing = {one.name for one in kept} | (gone.keys() & waited)
     waits = _waits(graph, program, divided, removed, standing, first=first)
     values = _new_values(program, divided.plans, answers)
-    for name, node in gone.items():
+    for name, taken in gone.items():
         if name in waited:
             original = captured_name(name)
             is_users_own = first == 0 and replica_of(name) == 0 and removed[original].is_here
-            controls = [f"^{other}" for other in sorted(waits[name] | {removed[original].ready})]
-            kept += _stand_ins(program, node, controls, () if is_users_own else values.get(original, ()))
+            controls = sorted(waits[name] | {removed[original].ready})
+            kept += _stand_ins(program, taken, controls, () if is_users_own else values.get(original, ()))
     for name in program.run_ops:  # A read that nobody reads is no use, but for what it waits for.
         if name not in standing and waits[name]:
-            kept.append(_waiting(graph.nodes[name], [f"^{other}" for other in sorted(waits[name])]))
+            kept.append(node("NoOp", name, controls=sorted(waits[name]), like=graph.nodes[name]))
     return graph.made_of(kept, ())
 
 
@@ -120,31 +121,25 @@ def _waits(
 
 
 def _stand_ins(
-    program: Program, node: tf.compat.v1.NodeDef, controls: Sequence[str], values: Sequence[tuple[str, str]]
+    program: Program, removed: tf.compat.v1.NodeDef, controls: Sequence[str], values: Sequence[tuple[str, str]]
 ) -> Iterator[tf.compat.v1.NodeDef]:
     """What stands in the place of an op that the server runs: it assigns new values, or only waits.
 
     Args:
         program: whose op it is.
-        node: the op, on a local replica.
+        removed: the op, on a local replica.
         controls: what it waits for.
         values: handles of variables, and their new values.
     """
     assigns = []
     for number, (handle, value) in enumerate(values):
-        name = node.name if len(values) == 1 else f"{node.name}{ASSIGNED}{number}"
-        assign = tf.compat.v1.NodeDef(name=name, op="AssignVariableOp", device=node.device)
-        assign.attr["dtype"].CopyFrom(program.analysis.captured.nodes[handle].attr["dtype"])
-        assign.input.extend([on_replica(replica_of(node.name) or 0, handle), value, *controls])
-        assigns.append(assign)
+        name = removed.name if len(values) == 1 else f"{removed.name}{ASSIGNED}{number}"
+        own = on_replica(replica_of(removed.name) or 0, handle)
+        dtype = program.analysis.captured.nodes[handle].attr["dtype"]
+        assigns.append(node("AssignVariableOp", name, [own, value], controls=controls, like=removed, dtype=dtype))
     yield from assigns
     if len(assigns) != 1:
-        yield _waiting(node, [f"^{assign.name}" for assign in assigns] or controls)
-
-
-def _waiting(node: tf.compat.v1.NodeDef, controls: Sequence[str]) -> tf.compat.v1.NodeDef:
-    """An op in the place of `node` that only waits."""
-    return tf.compat.v1.NodeDef(name=node.name, op="NoOp", device=node.device, input=controls)
+        yield node("NoOp", removed.name, controls=[assign.name for assign in assigns] or controls, like=removed)
 
 
 def _new_values(
@@ -160,16 +155,16 @@ def _new_values(
     return found
 
 
-def _reading(node: tf.compat.v1.NodeDef, tensors: Mapping[str, str]) -> tf.compat.v1.NodeDef:
-    """`node`, reading what servers answer."""
+def _reading(original: tf.compat.v1.NodeDef, tensors: Mapping[str, str]) -> tf.compat.v1.NodeDef:
+    """`original`, reading what servers answer."""
     answered = {
         name: tensors.get(spelt(captured_name(name)))
-        for name in node.input
+        for name in original.input
         if not name.startswith("^") and replica_of(op_of(name)) is not None
     }
     if not any(answered.values()):
-        return node
-    edited = copy.deepcopy(node)
-    for index, name in enumerate(node.input):
+        return original
+    edited = copy.deepcopy(original)
+    for index, name in enumerate(original.input):
         edited.input[index] = answered.get(name) or name
     return edited

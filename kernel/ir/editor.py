@@ -10,6 +10,7 @@ import tensorflow as tf
 from autodist_py.kernel.ir.fragment import TensorSpec, trace
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import op_of, parse
+from autodist_py.kernel.ir.node import identity, node
 from autodist_py.kernel.ir.tf_adapter import output_type
 from autodist_py.proto.graph_item import GraphItem
 
@@ -28,23 +29,22 @@ class Editor:
         self._redirected: dict[str, str] = {}
         self._count = 0
 
-    def add(self, node: tf.compat.v1.NodeDef) -> str:
+    def add(self, new: tf.compat.v1.NodeDef) -> str:
         """The op is new; its name."""
-        self._added[node.name] = node
-        return node.name
+        self._added[new.name] = new
+        return new.name
 
-    def put(self, node: tf.compat.v1.NodeDef) -> None:
+    def put(self, new: tf.compat.v1.NodeDef) -> None:
         """The op stands in the place of the captured one of its name."""
-        self._replaced[node.name] = node
+        self._replaced[new.name] = new
 
     def put_wait(self, op: str, others: Sequence[str]) -> None:
         """In the place of the captured op stands one that only waits for others."""
-        waits = (f"^{other}" for other in others)
-        self.put(tf.compat.v1.NodeDef(name=op, op="NoOp", device=self.view.nodes[op].device, input=waits))
+        self.put(node("NoOp", op, controls=others, like=self.view.nodes[op]))
 
     def put_identity(self, op: str, tensor: str) -> None:
         """In the place of the captured op, which has one result, stands one that passes on `tensor`."""
-        self.put(identity(op, tensor, output_type(self.view.nodes[op], 0), self.view.nodes[op].device))
+        self.put(identity(op, tensor, output_type(self.view.nodes[op], 0), self.view.nodes[op]))
 
     def drop(self, op: str) -> None:
         """The captured op is gone; nothing reads it any more."""
@@ -63,8 +63,8 @@ class Editor:
         """The names of what `function` makes of tensors."""
         self._count += 1
         fragment = trace(function, arguments, scope=f"{_SCOPE}/{self._count}")
-        for node in fragment.nodes:
-            self.add(node)
+        for new in fragment.nodes:
+            self.add(new)
         return fragment.outputs
 
     def spec(self, tensor: str) -> TensorSpec:
@@ -91,21 +91,14 @@ class Editor:
         graph = graph.without(idle | self._dropped)
         return replace(item, graph_def=graph.graph_def().SerializeToString(deterministic=True))
 
-    def _edited(self, node: tf.compat.v1.NodeDef) -> tf.compat.v1.NodeDef:
-        if node.name not in self._waits and self._redirected.keys().isdisjoint(node.input):
-            return node
-        edited = copy.deepcopy(node)
-        for position, name in enumerate(node.input):
+    def _edited(self, original: tf.compat.v1.NodeDef) -> tf.compat.v1.NodeDef:
+        if original.name not in self._waits and self._redirected.keys().isdisjoint(original.input):
+            return original
+        edited = copy.deepcopy(original)
+        for position, name in enumerate(original.input):
             edited.input[position] = self._redirected.get(name, name)
-        edited.input.extend(self._waits.get(node.name, ()))
+        edited.input.extend(self._waits.get(original.name, ()))
         return edited
-
-
-def identity(name: str, tensor: str, dtype: tf.DType, device: str = "") -> tf.compat.v1.NodeDef:
-    """An op that passes on a tensor under a name."""
-    node = tf.compat.v1.NodeDef(name=name, op="Identity", input=[tensor], device=device)
-    node.attr["T"].type = dtype.as_datatype_enum
-    return node
 
 
 def _ends(item: GraphItem) -> set[str]:

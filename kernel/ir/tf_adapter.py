@@ -1,5 +1,6 @@
 """All that the kernel uses of TensorFlow's private modules: collective ops as graph ops, and what ops return."""
 
+from functools import cache
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -80,6 +81,13 @@ def result_index(node: tf.compat.v1.NodeDef, argument: str) -> int:
 def argument_names(node: tf.compat.v1.NodeDef) -> list[str]:
     """What the op type of `node` calls each input; only for types whose inputs are no lists."""
     return [argument.name for argument in op_def_registry.get(node.op).input_arg]
+
+
+@cache
+def attribute_names(op_type: str) -> frozenset[str]:
+    """The attributes that ops of the type have."""
+    definition = op_def_registry.get(op_type)
+    return frozenset(one.name for one in definition.attr) if definition else frozenset()
 
 
 def is_stateful(node: tf.compat.v1.NodeDef) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import networkx as nx
+import numpy as np
 import tensorflow as tf
 
 from autodist_py.kernel.analysis.row_access import is_written_by_rows, lookups_of
@@ -12,6 +13,7 @@ from autodist_py.kernel.events import Lookup
 from autodist_py.kernel.ir.editor import Editor
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import op_of
+from autodist_py.kernel.ir.node import node
 from autodist_py.kernel.program import Invariant, Program
 from autodist_py.kernel.runner import Contract
 from autodist_py.proto.graph_item import Variable
@@ -74,22 +76,15 @@ def _look_up(program: Program, editor: Editor, graph: "nx.DiGraph[str]", variabl
 def _gather(view: GraphView, variable: Variable, lookup: Lookup) -> tf.compat.v1.NodeDef:
     """The lookup, at the variable, when what it read was read."""
     before = view.nodes[lookup.op]
-    node = tf.compat.v1.NodeDef(name=lookup.op, op="ResourceGather", device=before.device)
-    waits = _waits(view, [lookup.op, op_of(before.input[0])])
-    node.input.extend([variable.name, before.input[1], *(f"^{op}" for op in waits)])
-    node.attr["dtype"].CopyFrom(before.attr["Tparams"])
-    node.attr["Tindices"].CopyFrom(before.attr["Tindices"])
-    return node
+    inputs, waits = [variable.name, before.input[1]], _waits(view, [lookup.op, op_of(before.input[0])])
+    return node("ResourceGather", lookup.op, inputs, controls=waits, like=before, dtype=before.attr["Tparams"])
 
 
 def _shape(view: GraphView, variable: Variable, op: str) -> tf.compat.v1.NodeDef:
     """The variable's shape, which does not change, in the place of that of what was read."""
     before = view.nodes[op]
-    node = tf.compat.v1.NodeDef(name=op, op="Const", device=before.device)
     dtype = tf.as_dtype(before.attr["out_type"].type)
-    node.attr["dtype"].CopyFrom(before.attr["out_type"])
-    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(variable.shape, dtype, [len(variable.shape)]))
-    return node
+    return node("Const", op, like=before, dtype=dtype, value=np.array(variable.shape, dtype.as_numpy_dtype))
 
 
 def _waits(view: GraphView, ops: Collection[str]) -> list[str]:

@@ -18,6 +18,7 @@ from autodist_py.kernel.ir.edits import Edits
 from autodist_py.kernel.ir.fragment import Fragment, trace
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import KERNEL_SCOPE, captured_name, on_replica, op_of, parse
+from autodist_py.kernel.ir.node import identity, node
 from autodist_py.kernel.ir.state import Recorder
 from autodist_py.kernel.passes.refresh import without_idle_copies
 from autodist_py.kernel.program import Channel, Invariant, Program, ServerProgram
@@ -103,9 +104,8 @@ def _combined(program: Program, exchange: Exchange, scope: str) -> Fragment:
 
 def _first_replicas(program: Program, exchange: Exchange, scope: str, edits: Edits) -> Answer:
     """What the first replica computes, for the others."""
-    device = program.topology.local_replicas[0].device
-    ready = tf.compat.v1.NodeDef(name=f"{scope}/updated", op="NoOp", device=device)
-    ready.input.extend(f"^{writer}" for writer in first_writers(program, exchange))
+    ready = node("NoOp", f"{scope}/updated", controls=first_writers(program, exchange))
+    ready.device = program.topology.local_replicas[0].device
     edits.add([ready])
     variables = {}
     for handle in exchange.refreshed:
@@ -114,9 +114,8 @@ def _first_replicas(program: Program, exchange: Exchange, scope: str, edits: Edi
         variables[handle] = read.name
     tensors = {}
     for number, tensor in enumerate(exchange.answers):
-        passed = tf.compat.v1.NodeDef(name=f"{scope}/answer_{number}", op="Identity", device=device)
-        passed.input.append(on_replica(0, tensor))
-        passed.attr["T"].type = type_of(program.analysis.captured, tensor).as_datatype_enum
+        dtype = type_of(program.analysis.captured, tensor)
+        passed = identity(f"{scope}/answer_{number}", on_replica(0, tensor), dtype, like=ready)
         edits.add([passed])
         tensors[tensor] = passed.name
     return Answer(tensors, variables, ready.name)

@@ -13,6 +13,7 @@ from autodist_py.kernel.ir.edits import Edits
 from autodist_py.kernel.ir.fragment import TensorSpec, trace
 from autodist_py.kernel.ir.graph import ITERATOR_NEXT
 from autodist_py.kernel.ir.names import KERNEL_SCOPE
+from autodist_py.kernel.ir.node import controls_of, node
 from autodist_py.kernel.program import Invariant, Program
 from autodist_py.kernel.runner import Contract
 
@@ -57,10 +58,8 @@ class ReadData:
 
 def _identity(read: tf.compat.v1.NodeDef, values: Sequence[str]) -> tf.compat.v1.NodeDef:
     """What stands in the place of `read`: it passes on `values`."""
-    node = tf.compat.v1.NodeDef(name=read.name, op="IdentityN", device=read.device, input=values)
-    node.input.extend(name for name in read.input if name.startswith("^"))
-    node.attr["T"].list.type.extend(read.attr["output_types"].list.type)
-    return node
+    types = read.attr["output_types"]
+    return node("IdentityN", read.name, values, controls=controls_of(read), like=read, T=types)
 
 
 def _read(

@@ -8,6 +8,7 @@ import tensorflow as tf
 from autodist_py.kernel.ir.edits import Edits
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import KERNEL_SCOPE, captured_name, on_replica, op_of
+from autodist_py.kernel.ir.node import node
 from autodist_py.kernel.program import Invariant, Program
 from autodist_py.kernel.runner import Contract
 
@@ -42,16 +43,14 @@ class Refresh:
         users = view.users(handles)
         for variable in variables:
             first = view.nodes[on_replica(0, variable)]
-            dtype = first.attr["dtype"]
-            read = _node("ReadVariableOp", _read(variable), first.device, dtype)
-            read.input.append(on_replica(0, variable))
+            read = node("ReadVariableOp", _read(variable), [first.name], like=first)
             edits.add([read])
             for writer in program.analysis.writes[variable]:
                 edits.add_control(on_replica(0, writer), read.name)
             for position in further:
                 handle = on_replica(position, variable)
-                assign = _node("AssignVariableOp", _assign(variable, position), view.nodes[handle].device, dtype)
-                assign.input.extend([handle, read.name])
+                inputs = [handle, read.name]
+                assign = node("AssignVariableOp", _assign(variable, position), inputs, like=view.nodes[handle])
                 for user in users[handle]:
                     edits.add_control(user, assign.name)
                 edits.add([assign])
@@ -78,10 +77,10 @@ def without_idle_copies(program: Program, graph: GraphView) -> GraphView:
 
 def _is_distinct(view: GraphView, tensor: str) -> bool:
     """Whether `tensor` comes from an op that makes elements distinct."""
-    node = view.nodes[op_of(tensor)]
-    while node.op == "Identity":
-        node = view.nodes[op_of(node.input[0])]
-    return node.op == "Unique"
+    producer = view.nodes[op_of(tensor)]
+    while producer.op == "Identity":
+        producer = view.nodes[op_of(producer.input[0])]
+    return producer.op == "Unique"
 
 
 def _shown(gather: tf.compat.v1.NodeDef) -> tf.compat.v1.NodeDef:
@@ -91,11 +90,8 @@ def _shown(gather: tf.compat.v1.NodeDef) -> tf.compat.v1.NodeDef:
     variable, which waits for nothing, and which nothing waits for: it may come before a copy is assigned, or after the
     update.
     """
-    node = tf.compat.v1.NodeDef(name=f"{gather.name}/indices", op="EnsureShape", device=gather.device)
-    node.input.append(gather.input[1])
-    node.attr["T"].CopyFrom(gather.attr["Tindices"])
-    node.attr["shape"].shape.CopyFrom(tf.TensorShape([None]).as_proto())
-    return node
+    inputs, dtype, shape = [gather.input[1]], gather.attr["Tindices"], tf.TensorShape([None])
+    return node("EnsureShape", f"{gather.name}/indices", inputs, like=gather, T=dtype, shape=shape)
 
 
 def _read(variable: str) -> str:
@@ -104,9 +100,3 @@ def _read(variable: str) -> str:
 
 def _assign(variable: str, position: int) -> str:
     return f"{KERNEL_SCOPE}/Refresh/{variable}/assign_{position}"
-
-
-def _node(op: str, name: str, device: str, dtype: tf.compat.v1.AttrValue) -> tf.compat.v1.NodeDef:
-    node = tf.compat.v1.NodeDef(name=name, op=op, device=device)
-    node.attr["dtype"].CopyFrom(dtype)
-    return node

@@ -19,6 +19,7 @@ from autodist_py.kernel.ir.graph import (
     rename_functions,
 )
 from autodist_py.kernel.ir.names import on_replica, op_of
+from autodist_py.kernel.ir.node import controls_of, node
 from autodist_py.kernel.program import Invariant, Program, Replication
 from autodist_py.kernel.runner import Contract
 from autodist_py.kernel.topology import is_gpu
@@ -56,10 +57,10 @@ class Replicate:
         functions: list[tf.compat.v1.NodeDef] = []
         for position, replica in enumerate(program.topology.local_replicas):
             renamed = {name: f"{name}_replica_{replica.index}" for name in seeded} if replica.index else {}
-            for name, node in view.nodes.items():
+            for name, original in view.nodes.items():
                 if name in shared:
                     continue
-                moved = _moved(node, position, shared)
+                moved = _moved(original, position, shared)
                 moved.device = _own_device(view.nodes[holders.get(name, name)], position, replica.device)
                 if replica.index and name in differing:
                     in_loop = name in view.control_flow.frames
@@ -133,17 +134,15 @@ def _own_device(original: tf.compat.v1.NodeDef, position: int, device: str) -> s
     return original.device if is_on_cpu and (is_users_own or is_gpu(device)) else device
 
 
-def _silent(node: tf.compat.v1.NodeDef, *, in_loop: bool) -> tf.compat.v1.NodeDef:
-    """`node`; in the place of one that shows something to the user, one that only waits as it does.
+def _silent(original: tf.compat.v1.NodeDef, *, in_loop: bool) -> tf.compat.v1.NodeDef:
+    """`original`; in the place of one that shows something to the user, one that only waits as it does.
 
     In a loop of TensorFlow 1 it waits for what it would show, too: what has no input stands in no loop.
     """
-    if node.op not in SHOWS:
-        return node
-    waits = [name for name in node.input if name.startswith("^")]
-    if in_loop:
-        waits = sorted({f"^{op_of(name)}" for name in node.input})
-    return tf.compat.v1.NodeDef(name=node.name, op="NoOp", input=waits, device=node.device)
+    if original.op not in SHOWS:
+        return original
+    waits = sorted(set(map(op_of, original.input))) if in_loop else controls_of(original)
+    return node("NoOp", original.name, controls=waits, like=original)
 
 
 def _own_streams(
@@ -158,37 +157,34 @@ def _own_streams(
 
     The replica's number is folded into the seed of a stateless op by an op before it.
     """
-    for node in nodes:
-        yield node
-        if node.op in SEEDED_RANDOM:
-            seeds = (node.attr["seed"].i, node.attr["seed2"].i)
+    for one in nodes:
+        yield one
+        if one.op in SEEDED_RANDOM:
+            seeds = (one.attr["seed"].i, one.attr["seed2"].i)
             if seeds != (0, 0):
-                node.attr["seed2"].i = (seeds[1] + replica * _SEED_STRIDE) % 2**31
-        elif node.op in SEED_INPUT:
-            yield from _fold(node, replica, in_function=in_function, in_loop=in_loop)
+                one.attr["seed2"].i = (seeds[1] + replica * _SEED_STRIDE) % 2**31
+        elif one.op in SEED_INPUT:
+            yield from _fold(one, replica, in_function=in_function, in_loop=in_loop)
         if renamed:
-            rename_functions(node, renamed)
+            rename_functions(one, renamed)
 
 
 def _fold(
-    node: tf.compat.v1.NodeDef, replica: int, *, in_function: bool, in_loop: bool
+    drawn: tf.compat.v1.NodeDef, replica: int, *, in_function: bool, in_loop: bool
 ) -> tuple[tf.compat.v1.NodeDef, tf.compat.v1.NodeDef]:
-    """Two ops that make the seed of `node` the replica's own; in a function, results are named as they are there.
+    """Two ops that make the seed of `drawn` the replica's own; in a function, results are named as they are there.
 
     A constant stands in the loop of TensorFlow 1 in which something is that it waits for.
     """
-    dtype = tf.as_dtype(node.attr["Tseed"].type) if "Tseed" in node.attr else tf.uint64
+    dtype = tf.as_dtype(drawn.attr["Tseed"].type) if "Tseed" in drawn.attr else tf.uint64
     number = np.array(replica * _SEED_STRIDE % 2**31, dtype.as_numpy_dtype)
-    constant = tf.compat.v1.NodeDef(op="Const", name=f"{node.name}/replica", device=node.device)
-    constant.attr["dtype"].type = dtype.as_datatype_enum
-    constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(number))
-    folded = tf.compat.v1.NodeDef(op="BitwiseXor", name=f"{node.name}/own_seed", device=node.device)
-    position = SEED_INPUT[node.op]
-    folded.input.extend([node.input[position], f"{constant.name}:output:0" if in_function else constant.name])
-    folded.attr["T"].type = dtype.as_datatype_enum
-    if in_loop:
-        constant.input.append(f"^{op_of(node.input[position])}")
-    node.input[position] = f"{folded.name}:z:0" if in_function else folded.name
+    position = SEED_INPUT[drawn.op]
+    seed = drawn.input[position]
+    waits = [op_of(seed)] if in_loop else []
+    constant = node("Const", f"{drawn.name}/replica", controls=waits, like=drawn, dtype=dtype, value=number)
+    both = [seed, f"{constant.name}:output:0" if in_function else constant.name]
+    folded = node("BitwiseXor", f"{drawn.name}/own_seed", both, like=drawn, T=dtype)
+    drawn.input[position] = f"{folded.name}:z:0" if in_function else folded.name
     return constant, folded
 
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from autodist_py.kernel.analysis.shard_rules import ELEMENT_WISE, REDUCTIONS, WRITERS
 from autodist_py.kernel.ir.graph import VARIABLE_OP, GraphView, functions_of
 from autodist_py.kernel.ir.names import TensorName, op_of
+from autodist_py.kernel.ir.node import Attribute, controls_of, node
 from autodist_py.kernel.ir.tf_adapter import argument_names, is_stateful, result_index
 
 BRANCHES = frozenset({"If", "StatelessIf"})
@@ -90,9 +91,9 @@ class Apart:
 
 
 def take_apart(
-    view: GraphView, node: tf.compat.v1.NodeDef, *, scope: str, sure: Collection[str], read: Collection[str]
+    view: GraphView, branch: tf.compat.v1.NodeDef, *, scope: str, sure: Collection[str], read: Collection[str]
 ) -> Apart:
-    """The ops of both sides of the branch `node`, named `scope/...`, each of which is computed in each step.
+    """The ops of both sides of the `branch`, named `scope/...`, each of which is computed in each step.
 
     Case 1: an op that computes something does so whether its side is taken or not.
     Case 2: a write of a value writes what is there already if its side is not taken, and one that adds adds 0.
@@ -103,7 +104,7 @@ def take_apart(
 
     Args:
         view: the captured graph.
-        node: of a type of `BRANCHES`.
+        branch: of a type of `BRANCHES`.
         scope: for the names of the ops, but for the one of the branch's name.
         sure: ops of indices that are in their range, as they were looked up.
         read: the tensors of the graph that something reads.
@@ -112,13 +113,12 @@ def take_apart(
         StaysWholeError: an op may fail, or do something, where its side is not taken; or a result's shape may differ.
     """
     inlined = _Inlined(view, sure)
-    data = [name for name in node.input if not name.startswith("^")]
-    waits = [name for name in node.input if name.startswith("^")]
-    results = inlined.add_branch(node, data, waits, scope, condition=None)
-    inlined.add_waits(view.ancestors([node.name]) - {node.name})
-    used = [result for at, result in enumerate(results) if str(TensorName(node.name, at)) in read]
-    end = tf.compat.v1.NodeDef(name=node.name, op="NoOp", device=node.device)
-    end.input.extend(dict.fromkeys([f"^{use.op}" for use in inlined.uses] or waits))
+    data = [name for name in branch.input if not name.startswith("^")]
+    waits = controls_of(branch)
+    results = inlined.add_branch(branch, data, waits, scope, condition=None)
+    inlined.add_waits(view.ancestors([branch.name]) - {branch.name})
+    used = [result for at, result in enumerate(results) if str(TensorName(branch.name, at)) in read]
+    end = node("NoOp", branch.name, controls=[use.op for use in inlined.uses] or waits, like=branch)
     inlined.require_harmless(map(op_of, (*used, *end.input)))
     return Apart([*inlined.nodes.values(), end], results, inlined.uses)
 
@@ -215,10 +215,10 @@ class _Inlined:
         """Add the ops of a side, which is taken if `condition`; its results."""
         function = self._view.library[function_name]
         given = dict(zip((one.name for one in function.signature.input_arg), arguments, strict=True))
-        types = {node.name: node for node in function.node_def}
-        for node in function.node_def:
-            if node.op in self._view.library:
-                raise StaysWholeError(f"'{node.name}' of the branch calls the function '{node.op}'")
+        types = {one.name: one for one in function.node_def}
+        for one in function.node_def:
+            if one.op in self._view.library:
+                raise StaysWholeError(f"'{one.name}' of the branch calls the function '{one.op}'")
 
         def here(name: str) -> str:
             if name.startswith("^"):
@@ -281,62 +281,55 @@ class _Inlined:
         else:
             raise StaysWholeError(f"'{original.name}' ({original.op}) of the branch may write '{handles[0]}'")
 
-    def _write(self, node: tf.compat.v1.NodeDef, handles: Sequence[str], data: Sequence[str], condition: str) -> None:
-        name, dtype = node.name, tf.as_dtype(self._view.nodes[handles[0]].attr["dtype"].type)
-        if node.op in _ADDS:
+    def _write(
+        self, writing: tf.compat.v1.NodeDef, handles: Sequence[str], data: Sequence[str], condition: str
+    ) -> None:
+        name, dtype = writing.name, tf.as_dtype(self._view.nodes[handles[0]].attr["dtype"].type)
+        if writing.op in _ADDS:
             zeros = self._add("ZerosLike", f"{name}/nothing", [data[-1]], T=dtype)
-            node.input[len(data) - 1] = self._select(f"{name}/chosen", [condition, data[-1], zeros], dtype)
-            self._use(node, handles[0], writes=True)
+            writing.input[len(data) - 1] = self._select(f"{name}/chosen", [condition, data[-1], zeros], dtype)
+            self._use(writing, handles[0], writes=True)
             return
-        waits = [name for name in node.input if name.startswith("^")]
+        waits = controls_of(writing)
         before = [self._read(f"{name}/before_{at}", handle, waits) for at, handle in enumerate(handles)]
-        writer = name if node.op == "AssignVariableOp" else f"{name}/applied"
+        writer = name if writing.op == "AssignVariableOp" else f"{name}/applied"
         self._kept += ((read, handle, writer) for read, handle in zip(before, handles, strict=True))
-        if node.op == "AssignVariableOp":
-            node.input[1] = self._select(f"{name}/chosen", [condition, data[1], before[0]], dtype)
-            self._use(node, handles[0], writes=True)
+        if writing.op == "AssignVariableOp":
+            writing.input[1] = self._select(f"{name}/chosen", [condition, data[1], before[0]], dtype)
+            self._use(writing, handles[0], writes=True)
             return
-        applied = node.name = writer
-        node.input.extend(f"^{read}" for read in before)
-        self.nodes[applied] = node
+        applied = writing.name = writer
+        writing.input.extend(f"^{read}" for read in before)
+        self.nodes[applied] = writing
         self.uses += (Use(handle, applied, writes=True) for handle in handles)
         ends = []
         for at, (handle, old) in enumerate(zip(handles, before, strict=True)):
             own = tf.as_dtype(self._view.nodes[handle].attr["dtype"].type)
             new = self._read(f"{name}/after_{at}", handle, [f"^{applied}"])
-            assign = tf.compat.v1.NodeDef(name=f"{name}/kept_{at}", op="AssignVariableOp", device=node.device)
-            assign.input.extend([handle, self._select(f"{name}/chosen_{at}", [condition, new, old], own)])
-            assign.attr["dtype"].type = own.as_datatype_enum
+            value = self._select(f"{name}/chosen_{at}", [condition, new, old], own)
+            assign = node("AssignVariableOp", f"{name}/kept_{at}", [handle, value], like=writing, dtype=own)
             self._use(assign, handle, writes=True)
             ends.append(f"^{assign.name}")
         self._add("NoOp", name, ends)
 
     def _read(self, name: str, handle: str, waits: Sequence[str]) -> str:
-        read = tf.compat.v1.NodeDef(name=name, op="ReadVariableOp", input=[handle, *waits])
-        read.attr["dtype"].CopyFrom(self._view.nodes[handle].attr["dtype"])
-        self._use(read, handle)
+        dtype = self._view.nodes[handle].attr["dtype"]
+        self._use(node("ReadVariableOp", name, [handle], controls=waits, dtype=dtype), handle)
         return name
 
-    def _use(self, node: tf.compat.v1.NodeDef, handle: str, *, writes: bool = False) -> None:
-        self.nodes[node.name] = node
-        self.uses.append(Use(handle, node.name, writes))
+    def _use(self, user: tf.compat.v1.NodeDef, handle: str, *, writes: bool = False) -> None:
+        self.nodes[user.name] = user
+        self.uses.append(Use(handle, user.name, writes))
 
     # -- Ops ----------------------------------------------------------------------------------------------------------
 
-    def _add(self, op: str, name: str, inputs: Sequence[str], **types: tf.DType) -> str:
-        node = tf.compat.v1.NodeDef(name=name, op=op, input=inputs)
-        for key, dtype in types.items():
-            node.attr[key].type = dtype.as_datatype_enum
-        self.nodes[name] = node
+    def _add(self, op: str, name: str, inputs: Sequence[str] = (), **attributes: Attribute) -> str:
+        self.nodes[name] = node(op, name, inputs, **attributes)
         return name
 
     def _shape(self, scope: str) -> str:
         """That of one truth value."""
-        node = tf.compat.v1.NodeDef(name=f"{scope}/one", op="Const")
-        node.attr["dtype"].type = tf.int32.as_datatype_enum
-        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(np.zeros(0, np.int32)))
-        self.nodes[node.name] = node
-        return node.name
+        return self._add("Const", f"{scope}/one", dtype=tf.int32, value=np.zeros(0, np.int32))
 
     def _both(self, condition: str | None, other: str) -> str:
         if condition is None:

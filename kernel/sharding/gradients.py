@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from autodist_py.kernel.analysis.shard_plan import marker_kinds
 from autodist_py.kernel.analysis.shard_rules import Kind
-from autodist_py.kernel.ir.editor import Editor, identity
+from autodist_py.kernel.ir.editor import Editor
 from autodist_py.kernel.ir.fragment import TensorSpec
 from autodist_py.kernel.ir.names import op_of
+from autodist_py.kernel.ir.node import identity
 from autodist_py.proto.graph_item import Gradient, Variable
 from autodist_py.proto.strategy import VariableStrategy, shard_name
 

@@ -13,6 +13,7 @@ from autodist_py.kernel.analysis.shard_rules import REDUCTIONS, Rule
 from autodist_py.kernel.ir.editor import Editor
 from autodist_py.kernel.ir.fragment import TensorSpec
 from autodist_py.kernel.ir.names import op_of, parse
+from autodist_py.kernel.ir.node import controls_of, node
 from autodist_py.kernel.ir.tf_adapter import output_type
 from autodist_py.kernel.sharding.gradients import owners
 from autodist_py.proto.graph_item import Variable
@@ -99,7 +100,7 @@ class _Cutting:
 
     def _route(self, op: str) -> None:
         """The lookup reads each row in the shard that has it."""
-        node = self._view.nodes[op]
+        lookup = self._view.nodes[op]
         table, sizes = self._cut.variables[0], self._cut.sizes
         dtype = tf.as_dtype(table.dtype)
 
@@ -113,19 +114,15 @@ class _Cutting:
             shape = tf.concat([tf.shape(ids), tf.constant(table.shape[1:], tf.int32)], axis=0)
             return tf.reshape(tf.dynamic_stitch(positions, rows), shape)
 
-        waits = dict.fromkeys(name for name in node.input if name.startswith("^"))
-        if node.op == "GatherV2":  # What it reads was read when that was allowed.
-            waits |= dict.fromkeys(
-                name for name in self._view.nodes[op_of(node.input[0])].input if name.startswith("^")
-            )
-        ids = self._editor.spec(node.input[1])
+        waits = controls_of(lookup)
+        if lookup.op == "GatherV2":  # What it reads was read when that was allowed.
+            waits += controls_of(self._view.nodes[op_of(lookup.input[0])])
+        ids = self._editor.spec(lookup.input[1])
         local, positions = self._editor.trace(places, ids)
         rows = []
         for shard, own in enumerate(local):
-            gather = tf.compat.v1.NodeDef(name=shard_name(op, shard), op="ResourceGather", device=node.device)
-            gather.input.extend([shard_name(table.name, shard), own, *waits])
-            gather.attr["dtype"].type = dtype.as_datatype_enum
-            gather.attr["Tindices"].type = ids.dtype.as_datatype_enum
+            inputs, types = [shard_name(table.name, shard), own], {"dtype": dtype, "Tindices": ids.dtype}
+            gather = node("ResourceGather", shard_name(op, shard), inputs, controls=waits, like=lookup, **types)
             rows.append(TensorSpec(self._editor.add(gather), dtype, (None, *table.shape[1:])))
         found = [TensorSpec(one, tf.int32, (None,)) for one in positions]
         self._editor.put_identity(op, self._editor.trace(together, ids, found, rows))
@@ -162,11 +159,9 @@ class _Cutting:
             last = at == len(renewals) - 1
             value = self._value(variable, written, writers, "new" if last else f"new_{at}")
             name = f"{variable.name}/joined" if last else f"{variable.name}/joined_{at}"
-            assign = tf.compat.v1.NodeDef(name=name, op="AssignVariableOp")
+            assign = node("AssignVariableOp", name, [variable.name, value], dtype=tf.as_dtype(variable.dtype))
             # What the update itself reads comes before it without waiting for it to be said.
             earlier = set().union(*readers[: at + 1])
-            assign.input.extend([variable.name, value])
-            assign.attr["dtype"].type = tf.as_dtype(variable.dtype).as_datatype_enum
             waits = [*(op for op in writers if op in written), *assigns[-1:], *sorted(earlier)]
             assigns.append(self._editor.add(assign))
             for op in waits:
@@ -180,9 +175,8 @@ class _Cutting:
         dtype, parts = tf.as_dtype(variable.dtype), []
         for shard in self._shards:
             own = shard_name(variable.name, shard)
-            read = tf.compat.v1.NodeDef(name=f"{own}/{name}", op="ReadVariableOp", input=[own])
-            read.input.extend(f"^{shard_name(op, shard)}" for op in writers if op in written)
-            read.attr["dtype"].type = dtype.as_datatype_enum
+            waits = [shard_name(op, shard) for op in writers if op in written]
+            read = node("ReadVariableOp", f"{own}/{name}", [own], controls=waits, dtype=dtype)
             parts.append(TensorSpec(self._editor.add(read), dtype))
             for op in writers:
                 if op not in written:

@@ -28,8 +28,8 @@ class Contract:
 class Pass(Protocol):
     """One rewriting step: a frozen dataclass whose fields are its options.
 
-    Its docstring says what changes. What it requires of the program that it is given, and ensures of the one that it
-    returns, are in its contract.
+    Its docstring says what changes, and shows it on an example of at most ten lines, which a test runs. Its contract
+    has what it requires of the program that it is given, and ensures of the one that it returns.
     """
 
     name: ClassVar[str]

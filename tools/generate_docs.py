@@ -60,6 +60,11 @@ The passes of the kernel, in order. A pass is run only where what it requires ho
 it, and after each later pass. [writing-a-pass.md](writing-a-pass.md) says how to add one; the folders of
 `tests/kernel/goldens` show a program after each. This page is made from their docstrings and contracts by `make docs`.
 
+An example has the ops that are gone (`-`) and those that are there instead (`+`), as a test finds them;
+`...` stands for more. `name = Type(inputs)` is an op, and `^name` is one that it waits for. In local replica 1 the op
+`name` is called `1/name`. Ops that one TensorFlow function makes are a line: `name = ops(what they read)`. `@` is the
+device.
+
 | what may hold | |
 | --- | --- |
 """

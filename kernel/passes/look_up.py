@@ -30,6 +30,15 @@ class LookUp:
 
     Ensures: where a step writes rows of a variable, and before that does nothing with its value but gather rows along
         the first axis, those gathers are `ResourceGather` ops of the same names, which all that writes it waits for.
+
+    Example, on worker 0 of two: rows of a table that is read whole are looked up, and written.
+
+        - table/Read = ReadVariableOp(table)
+        - axis = Const()
+        - rows = GatherV2(table/Read, ids, axis)
+        - update = ResourceScatterSub(table, gradient/table/indices, gradient/table/values)
+        + rows = ResourceGather(table, ids)
+        + update = ResourceScatterSub(table, gradient/table/indices, gradient/table/values, ^rows)
     """
 
     name: ClassVar[str] = "look-up"

@@ -41,6 +41,12 @@ class LowerCollectives:
         5. another float of fixed shape: combined over all replicas as `fetch_reduction` says;
         6. another value that is drawn, and depends on no example: the first replica's, which is that of one device.
         What is of none of these is refused. All others are equal on all replicas, and stay as they are.
+
+    Example, on worker 0 of two: `w -= mean(x)`.
+
+        - 0/gradient/w = Identity(0/mean)
+        + AllReduce/1 = ops(Batch, 0/mean)
+        + 0/gradient/w = Identity(AllReduce/1)
     """
 
     name: ClassVar[str] = "lower-collectives"

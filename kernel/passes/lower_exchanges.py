@@ -34,6 +34,13 @@ class LowerExchanges:
         server's. Workers send the raw gradients of their replicas, summed, weighted by examples, and read what the
         server answers: the variable's new value, and all else that it computes and they need. With one worker nothing
         travels: the update stands on its first replica.
+
+    Example, on worker 1 of two: `w -= mean(x)`, where `w` lives on worker 0.
+
+        - 0/gradient/w = Identity(0/mean)
+        - 0/update = AssignSubVariableOp(0/w, 0/gradient/w)
+        + channel = ops(Batch, 0/mean)
+        + 0/update = AssignVariableOp(0/w, channel, ^channel)
     """
 
     name: ClassVar[str] = "lower-exchanges"

@@ -15,6 +15,11 @@ class Order:
     Ensures: each waits for those before it, but for one that may be under way with it (`Program.successions`). Those
         that workers find by name need no order, but are ops to run: TensorFlow might leave one out on one worker alone,
         where nothing needs its result.
+
+    Example, on worker 0 of two: three gradients, each computed from the one before when that is combined.
+
+        - AllReduce/3 = ops(Batch, 0/AddV2_2)
+        + AllReduce/3 = ops(Batch, 0/AddV2_2, ^AllReduce/1)
     """
 
     name: ClassVar[str] = "order"

@@ -24,6 +24,18 @@ class Partition:
         its new value at the end of the step, and between two writes where the step reads it there. Where all shards are
         reduced by collectives every worker has all of them, so that the gradient alone is cut; a sparse one is not. Of
         the ops all are needed.
+
+    Example, on worker 0 of two: `w -= mean(x)`, where `w` is cut in two.
+
+        - gradient/w = Identity(mean)
+        - update = AssignSubVariableOp(w, gradient/w)
+        + Shards/1 = ops(mean)
+        + gradient/w/part_0 = Identity(Shards/1)
+        + update/part_0 = AssignSubVariableOp(w/part_0, gradient/w/part_0)
+        + gradient/w/part_1 = Identity(Shards/1)
+        + update/part_1 = AssignSubVariableOp(w/part_1, gradient/w/part_1)
+        + update = NoOp(^update/part_0, ^update/part_1)
+        ...
     """
 
     name: ClassVar[str] = "partition"

@@ -15,6 +15,11 @@ class PlaceOps:
 
     Ensures: what uses a table, an iterator or another
         resource that stands once per worker is where that is, on the worker's CPU, as is all that has no device yet.
+
+    Example, on one GPU: keys are looked up in a table, which stands on the CPU.
+
+        - 0/found = LookupTableFindV2(table, keys, 0/default) @GPU:0
+        + 0/found = LookupTableFindV2(table, keys, 0/default) @CPU:0
     """
 
     name: ClassVar[str] = "place"

@@ -13,6 +13,11 @@ class PlanCommunication:
     """What workers tell one another in a step is decided, and in which order.
 
     Ensures: the program has a schedule, the same on every worker. Later passes lower its events, and no others.
+
+    Example, on worker 0 of two: a linear regression, which returns its loss.
+
+        + event FetchResults[RING] fetches loss:0
+        + event AllReduceBucket[RING] dense gradients of w
     """
 
     name: ClassVar[str] = "plan-communication"

@@ -31,6 +31,12 @@ class ReadData:
     Ensures: the ops that read iterators pass on elements only when all workers have one, else they fail with
         `END_OF_DATA`. With `batch="global"` they fail with `OTHER_DATA` where the first rows of the workers' elements
         are not equal. One collective says both.
+
+    Example, on worker 0 of two: `w -= mean(next(iterator))`.
+
+        - next = IteratorGetNext(iterator)
+        + Data = ops(iterator)
+        + next = IdentityN(Data)
     """
 
     name: ClassVar[str] = "read-data"

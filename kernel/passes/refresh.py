@@ -21,6 +21,15 @@ class Refresh:
         uses it, and the first replica writes that variable only afterwards. So whatever the user, or a function of the
         user's, wrote since the last step counts on every replica. On CPU devices values share memory until updated.
         A lookup stays a lookup, after that assignment and before the update, whatever TensorFlow makes of it.
+
+    Example, on one worker of two replicas: `w -= mean(x)`.
+
+        - 0/update = AssignSubVariableOp(0/w, 0/gradient/w)
+        - 1/update = AssignSubVariableOp(1/w, 1/gradient/w)
+        + Refresh/w/read = ReadVariableOp(0/w)
+        + 0/update = AssignSubVariableOp(0/w, 0/gradient/w, ^Refresh/w/read)
+        + Refresh/w/assign_1 = AssignVariableOp(1/w, Refresh/w/read)
+        + 1/update = AssignSubVariableOp(1/w, 1/gradient/w, ^Refresh/w/assign_1)
     """
 
     name: ClassVar[str] = "refresh"

@@ -38,6 +38,19 @@ class Replicate:
         stateful but shared (inputs, iterators, lookup tables) stands once, under its own name. What shows something to
         the user (tf.print, summaries) does so on the cluster's first replica only. Every op has a device, so colocation
         groups, some of whose ops are not part of the program, are dropped.
+
+    Example, on one worker of two replicas: `w -= mean(x)`.
+
+        - mean = Mean(x, rows)
+        - gradient/w = Identity(mean)
+        - update = AssignSubVariableOp(w, gradient/w)
+        + 0/mean = Mean(x, 0/rows)
+        + 0/gradient/w = Identity(0/mean)
+        + 0/update = AssignSubVariableOp(0/w, 0/gradient/w)
+        + 1/mean = Mean(x, 1/rows)
+        + 1/gradient/w = Identity(1/mean)
+        + 1/update = AssignSubVariableOp(1/w, 1/gradient/w)
+        ...
     """
 
     name: ClassVar[str] = "replicate"

@@ -30,6 +30,14 @@ class SplitBatch:
         batch in its order. With `batch="global"` the parts are those of all replicas of the cluster; with "local",
         of this worker's. What iterators give may have other numbers of rows: all are cut in the same proportions.
         `program.replication.batch` names the tensors that count the rows, of the replicas that step together.
+
+    Example, on one worker of two replicas: `w -= mean(x)`.
+
+        - 0/mean = Mean(x, 0/rows)
+        - 1/mean = Mean(x, 1/rows)
+        + Batch = ops(x)
+        + 0/mean = Mean(Batch, 0/rows)
+        + 1/mean = Mean(Batch, 1/rows)
     """
 
     name: ClassVar[str] = "split-batch"

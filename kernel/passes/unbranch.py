@@ -24,6 +24,15 @@ class Unbranch:
     Ensures: the ops of both sides of such a branch are computed in each step, and each of its writes leaves what it
         writes alone where its side is not taken. A branch of which an op might then fail, or do something that one
         device would not do, stays whole, and the program says why.
+
+    Example, on worker 0 of two: `if now: a -= mean(x); b -= mean(x)`, of variables on two servers.
+
+        - cond = If(now, a, gradient/a, b, gradient/b)
+        + Branches/cond/taken = Reshape(now, Branches/cond/one)
+        + Branches/cond/then/update_a/nothing = ZerosLike(gradient/a)
+        + Branches/cond/then/update_a = AssignSubVariableOp(a, Branches/cond/then/update_a/chosen)
+        + cond = NoOp(^Branches/cond/then/update_a, ^Branches/cond/then/update_b)
+        ...
     """
 
     name: ClassVar[str] = "unbranch"

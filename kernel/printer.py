@@ -1,11 +1,16 @@
 """Graphs as text: one op a line, for goldens, dumps and errors."""
 
+import hashlib
+import re
+
 import tensorflow as tf
 
 from autodist_py.kernel.events import Schedule
 from autodist_py.kernel.ir.graph import GraphView, functions_of
 from autodist_py.kernel.ir.names import op_of, parse
 
+_PLAIN = re.compile(r"[\w./:;+@%-]*")
+_SHOWN_NUMBERS = 4
 _HIDDEN_ATTRIBUTES = frozenset({"T", "Tidx", "Tparams", "Tindices", "dtype", "out_type", "output_types", "N", "_class"})
 
 
@@ -58,17 +63,20 @@ def short_name(name: str) -> str:
 
 
 def format_attribute(value: tf.compat.v1.AttrValue) -> str:
-    """An attribute's value; of a large tensor its type and shape."""
+    """An attribute's value; of a large tensor its type, its shape, and a digest of its numbers."""
     kind = value.WhichOneof("value")
     if kind == "tensor":
         array = tf.make_ndarray(value.tensor)
-        return str(array.tolist()) if array.size <= 4 else f"<{array.dtype} {list(array.shape)}>"
+        if 0 < array.size <= _SHOWN_NUMBERS:
+            return str(array.tolist())
+        digest = f" {hashlib.sha256(array.tobytes()).hexdigest()[:8]}" if array.size and array.dtype != object else ""
+        return f"<{array.dtype} {list(array.shape)}{digest}>"
     if kind == "shape":
         if value.shape.unknown_rank:
             return "?"
         return "[" + ",".join("?" if size.size < 0 else str(size.size) for size in value.shape.dim) + "]"
     if kind == "s":
-        return value.s.decode(errors="replace")
+        return _shown(value.s)
     if kind == "func":
         return value.func.name
     if kind == "type":
@@ -77,7 +85,13 @@ def format_attribute(value: tf.compat.v1.AttrValue) -> str:
         shown = [function.name for function in value.list.func]
         shown += [tf.as_dtype(each).name for each in value.list.type]
         shown += [format_attribute(tf.compat.v1.AttrValue(shape=each)) for each in value.list.shape]
-        shown += [each.decode(errors="replace") for each in value.list.s]
+        shown += map(_shown, value.list.s)
         shown += [str(each) for each in (*value.list.i, *value.list.f, *value.list.b)]
         return "[" + ", ".join(shown) + "]"
     return str(getattr(value, kind)) if kind else ""
+
+
+def _shown(text: bytes) -> str:
+    """A text as it is, or as Python writes it: where it would be taken for more than one."""
+    plain = text.decode(errors="replace")
+    return plain if _PLAIN.fullmatch(plain) else repr(text)

@@ -1,16 +1,18 @@
 """A program as text, complete: `format_program` has lines for every field of a `Program`.
 
-The ops of a fragment are one line, unless they are to be unfolded: what it is, how many ops it has, a digest of their
-own lines, what they read from outside, and what is read of them there.
+Unfolded, it is read back by the tests as an equal program, but for the numbers of large constants and the bodies of
+functions. The ops of a fragment are one line, unless they are to be unfolded: what it is, how many ops it has, a digest
+of their own lines, what they read from outside, and what is read of them there.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 import tensorflow as tf
 
+from autodist_py.kernel.ir.fragment import TensorSpec
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.message_layout import MessageLayout
 from autodist_py.kernel.ir.names import KERNEL_SCOPE, op_of
@@ -18,6 +20,7 @@ from autodist_py.kernel.ir.tf_adapter import own_attributes
 from autodist_py.kernel.printer import format_attribute, format_schedule, printed_order, short_name
 from autodist_py.kernel.program import Invariant, Program, ServerFunction, ServerProgram
 
+_ITEM_PARTS = frozenset({"graph_def", "inputs", "variables", "gradients", "statistics", "outputs"})
 _FOLDED_OPS = 3
 """So many ops of one scope are folded."""
 
@@ -99,7 +102,7 @@ def _folded(graph: GraphView, scope: str, names: list[str], what: str) -> str:
 
 def _item(program: Program) -> Iterator[str]:
     item = program.item
-    yield f"item loss {item.loss_reduction}"
+    yield f"item {_value(item, but=_ITEM_PARTS)}".rstrip()
     yield from (f"input {_value(one)}" for one in item.inputs)
     yield from (f"variable {_value(one)}" for one in item.variables)
     yield from (f"gradient {_value(one)}" for one in item.gradients)
@@ -107,22 +110,25 @@ def _item(program: Program) -> Iterator[str]:
     yield from (f"output {_value(one)}" for one in item.outputs)
 
 
-def _value(one: Any) -> str:
+def _value(one: Any, *, but: Collection[str] = ()) -> str:
     """The fields of a value that are not what they are by default; of bytes how many there are."""
-    given = ((field, getattr(one, field.name)) for field in fields(one))
+    given = ((field, getattr(one, field.name)) for field in fields(one) if field.init and field.name not in but)
     shown = ((field.name, value) for field, value in given if value != field.default)
     return ", ".join(f"{name}={f'<{len(v)} bytes>' if isinstance(v, bytes) else repr(v)}" for name, v in shown)
 
 
 def _strategy(program: Program) -> Iterator[str]:
     for node in program.strategy.node_config:
-        for part in node.shards or [node]:
-            yield f"strategy {part.var_name}: {type(part.synchronizer).__name__}({_value(part.synchronizer)})"
+        own = node.synchronizer
+        if node.shards or own is None:
+            yield f"strategy {_value(node)}"
+        else:
+            yield f"strategy {node.var_name}: {type(own).__name__}({_value(own)})"
 
 
 def _topology(program: Program) -> Iterator[str]:
     own = program.topology
-    yield f"worker {own.worker}, replicas {', '.join(program.strategy.replicas)}"
+    yield f"worker {own.worker}, replicas {', '.join(program.strategy.replicas)}" + (", apart" if own.cluster else "")
     yield from (
         f"replica {one.index} on worker {one.worker} {one.device}" + ("" if one.trains else " trains not")
         for one in own.everyone
@@ -146,18 +152,22 @@ def _server(one: ServerProgram, *, unfolded: bool) -> Iterator[str]:
 
 
 def _function(function: ServerFunction, *, unfolded: bool) -> Iterator[str]:
-    yield f"takes {_names(spec.name for spec in function.takes)}"
+    yield f"takes {_specs(function.takes, [''] * len(function.takes))}"
     yield from _graph_lines(function.graph, None if unfolded else {"": ""})
     yield f"gives {_names(function.gives)}"
     yield from (f"run {name}" for name in function.run_ops)
 
 
 def _layout(layout: MessageLayout) -> str:
+    return _specs(layout.tensors, [f" {join}" for join in layout.joins])
+
+
+def _specs(specs: Sequence[TensorSpec], ends: Sequence[str]) -> str:
     shown = (
-        f"{spec.name or 'nothing'} {spec.dtype.name}{tf.TensorShape(spec.shape)} {join}"
-        for spec, join in zip(layout.tensors, layout.joins, strict=True)
+        f"{spec.name or 'nothing'} {spec.dtype.name}{tf.TensorShape(spec.shape)}{end}"
+        for spec, end in zip(specs, ends, strict=True)
     )
-    return ", ".join(shown)
+    return "; ".join(shown) or "nothing"
 
 
 def _names(names: Iterable[str]) -> str:
@@ -187,7 +197,7 @@ FIELDS: Mapping[str, Callable[[Program], Iterable[str]]] = {
     ),
     "lowered.channels": lambda program: (
         f"channel {one.name} of server {one.server}{', counts' if one.counts else ''}: "
-        f"sent {_layout(one.sent)}; answered {_layout(one.answered)}"
+        f"sent {_layout(one.sent)} | answered {_layout(one.answered)}"
         for one in program.lowered.channels
     ),
     "lowered.servers": lambda program: (),  # By `_server`.

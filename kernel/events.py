@@ -155,11 +155,13 @@ class AllReduceBucket(ReduceGradients):
         bucket: numbers those which differ in nothing else.
         is_coded: whether a compressor codes what leaves a worker.
         is_local_first: whether a worker's replicas are added up before; else each is a member of the collective.
+        local: how they are: one_device, hierarchical or nccl.
     """
 
     bucket: int = 0
     is_coded: bool = False
     is_local_first: bool = True
+    local: str = "one_device"
 
     @property
     def scope(self) -> str:

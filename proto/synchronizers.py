@@ -18,7 +18,12 @@ _COMPRESSOR_ENUM = pb.AllReduceSynchronizer.Compressor
 _OTHER = "OtherCompressor"
 _SPEC_ENUM = pb.AllReduceSynchronizer.Spec
 
+_LOCAL_ENUM = pb.AllReduceSynchronizer.Local
+
 ALL_REDUCE_SPECS: tuple[str, ...] = tuple(_SPEC_ENUM.keys())
+LOCAL_REDUCTIONS: tuple[str, ...] = tuple(_LOCAL_ENUM.keys())
+LOCAL_FIRST = frozenset({"AUTO", "HOROVOD"})
+"""The specs by which a worker's replicas are added up before their sum leaves it, so that each worker is one member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,8 @@ class AllReduceSynchronizer:
 
     `bytes_per_pack` is the size of the buffers in which they are summed, 0 for an automatic one. `timeout_seconds` is
     how long a step waits for a worker that has not begun it or is not heard of, 0 for as long as its heartbeats come.
-    `sparse_as_dense` says whether a sparse gradient travels as a dense one; None: where that is fewer bytes.
+    `sparse_as_dense` says whether a sparse gradient travels as a dense one; None: where that is fewer bytes. `local` is
+    how a worker's replicas are added up where each worker is one member.
     """
 
     spec: str = "AUTO"
@@ -114,10 +120,12 @@ class AllReduceSynchronizer:
     bytes_per_pack: int = 0
     timeout_seconds: float = 0.0
     sparse_as_dense: bool | None = None
+    local: str = "one_device"
 
     def __post_init__(self) -> None:
         check_fields(self, error=StrategyError, but=("compressor",))
         require_member(self.spec, ALL_REDUCE_SPECS, "spec of an AllReduce synchronizer", error=StrategyError)
+        require_local(self.local, self.spec, "an AllReduce synchronizer")
         object.__setattr__(
             self, "compressor", compressor_of(self.compressor, "compressor of an AllReduce synchronizer")
         )
@@ -167,6 +175,7 @@ class AllReduceSynchronizer:
             bytes_per_pack=self.bytes_per_pack,
             timeout_seconds=self.timeout_seconds,
             sparse_as_dense=self.sparse_as_dense,
+            local=self.local,
         )
 
     @classmethod
@@ -179,6 +188,7 @@ class AllReduceSynchronizer:
             bytes_per_pack=message.bytes_per_pack,
             timeout_seconds=message.timeout_seconds,
             sparse_as_dense=message.sparse_as_dense if message.HasField("sparse_as_dense") else None,
+            local=_enum_name(_LOCAL_ENUM, message.local),
         )
 
     def __str__(self) -> str:
@@ -281,6 +291,20 @@ class PSSynchronizer:
 
     def __str__(self) -> str:
         return f"PS({self.reduction_destination}{', local_replication' if self.local_replication else ''})"
+
+
+def require_local(local: str, spec: str, whose: str) -> None:
+    """Check how a worker's replicas are to be added up.
+
+    Raises:
+        StrategyError: it is no such way, or with this spec every replica is a member, and nothing is added up before.
+    """
+    require_member(local, LOCAL_REDUCTIONS, f"local of {whose}", error=StrategyError)
+    if local != LOCAL_REDUCTIONS[0] and spec not in LOCAL_FIRST:
+        raise StrategyError(
+            f"local of {whose} is for {' and '.join(sorted(LOCAL_FIRST))}, which add up a worker's replicas first; got "
+            f"local={local!r} with {spec}, by which every replica is a member. Leave one of them out"
+        )
 
 
 def _enum_name(enum: Any, number: int) -> str:

@@ -28,7 +28,7 @@ class PSSynchronizer(_message.Message):
     def __init__(self, reduction_destination: _Optional[str] = ..., local_replication: _Optional[bool] = ..., sync: _Optional[bool] = ..., staleness: _Optional[int] = ..., replicas_to_aggregate: _Optional[int] = ..., compressor: _Optional[int] = ..., group: _Optional[int] = ..., compressor_arguments: _Optional[str] = ..., compressor_name: _Optional[str] = ...) -> None: ...
 
 class AllReduceSynchronizer(_message.Message):
-    __slots__ = ("spec", "compressor", "group", "bytes_per_pack", "compressor_arguments", "compressor_name", "timeout_seconds", "sparse_as_dense")
+    __slots__ = ("spec", "compressor", "group", "bytes_per_pack", "compressor_arguments", "compressor_name", "timeout_seconds", "sparse_as_dense", "local")
     class Spec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         AUTO: _ClassVar[AllReduceSynchronizer.Spec]
@@ -55,6 +55,14 @@ class AllReduceSynchronizer(_message.Message):
     TopKCompressor: AllReduceSynchronizer.Compressor
     Int8Compressor: AllReduceSynchronizer.Compressor
     OtherCompressor: AllReduceSynchronizer.Compressor
+    class Local(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        one_device: _ClassVar[AllReduceSynchronizer.Local]
+        hierarchical: _ClassVar[AllReduceSynchronizer.Local]
+        nccl: _ClassVar[AllReduceSynchronizer.Local]
+    one_device: AllReduceSynchronizer.Local
+    hierarchical: AllReduceSynchronizer.Local
+    nccl: AllReduceSynchronizer.Local
     SPEC_FIELD_NUMBER: _ClassVar[int]
     COMPRESSOR_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +71,7 @@ class AllReduceSynchronizer(_message.Message):
     COMPRESSOR_NAME_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SPARSE_AS_DENSE_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
     spec: AllReduceSynchronizer.Spec
     compressor: AllReduceSynchronizer.Compressor
     group: int
@@ -71,4 +80,5 @@ class AllReduceSynchronizer(_message.Message):
     compressor_name: str
     timeout_seconds: float
     sparse_as_dense: bool
-    def __init__(self, spec: _Optional[_Union[AllReduceSynchronizer.Spec, str]] = ..., compressor: _Optional[_Union[AllReduceSynchronizer.Compressor, str]] = ..., group: _Optional[int] = ..., bytes_per_pack: _Optional[int] = ..., compressor_arguments: _Optional[str] = ..., compressor_name: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., sparse_as_dense: _Optional[bool] = ...) -> None: ...
+    local: AllReduceSynchronizer.Local
+    def __init__(self, spec: _Optional[_Union[AllReduceSynchronizer.Spec, str]] = ..., compressor: _Optional[_Union[AllReduceSynchronizer.Compressor, str]] = ..., group: _Optional[int] = ..., bytes_per_pack: _Optional[int] = ..., compressor_arguments: _Optional[str] = ..., compressor_name: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., sparse_as_dense: _Optional[bool] = ..., local: _Optional[_Union[AllReduceSynchronizer.Local, str]] = ...) -> None: ...

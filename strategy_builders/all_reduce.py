@@ -8,7 +8,7 @@ from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy, VariableStrategy
-from autodist_py.proto.synchronizers import ALL_REDUCE_SPECS, AllReduceSynchronizer
+from autodist_py.proto.synchronizers import ALL_REDUCE_SPECS, AllReduceSynchronizer, require_local
 from autodist_py.proto.text import shown
 
 
@@ -39,6 +39,9 @@ class AllReduce:
         sparse_as_dense: whether sparse gradients travel as dense ones, and then with any compressor. None: where that
             is fewer bytes, by the shape of the table and the size of the first batch (docs/performance.md), and the
             update adds rows up, as plain SGD's does. True is refused for a table whose update does more.
+        local: how a worker's replicas are added up before their sum leaves it, with AUTO and HOROVOD: "one_device"
+            copies all gradients to the first replica's device; "hierarchical" adds them up along a tree of the devices,
+            so that none gets more than one at a time; "nccl" is NCCL's all-reduce, between GPUs.
 
     Raises:
         StrategyError: a parameter is out of its range.
@@ -50,6 +53,7 @@ class AllReduce:
     bytes_per_pack: int = 0
     timeout_seconds: float = 0.0
     sparse_as_dense: bool | None = None
+    local: str = "one_device"
 
     def __post_init__(self) -> None:
         if isinstance(self.chunk_size, bool) or not isinstance(self.chunk_size, int) or self.chunk_size < 1:
@@ -59,6 +63,7 @@ class AllReduce:
         require_not_negative(self.bytes_per_pack, "bytes_per_pack of AllReduce", error=StrategyError)
         require_seconds(self.timeout_seconds, "timeout_seconds of AllReduce", error=StrategyError)
         require_flag(self.sparse_as_dense, "sparse_as_dense of AllReduce", error=StrategyError)
+        require_local(self.local, self.all_reduce_spec, "AllReduce")
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
         """The group of a variable is its index among the trainable ones // `chunk_size`."""
@@ -79,4 +84,5 @@ class AllReduce:
             bytes_per_pack=self.bytes_per_pack,
             timeout_seconds=self.timeout_seconds,
             sparse_as_dense=self.sparse_as_dense,
+            local=self.local,
         )

@@ -10,7 +10,7 @@ There they may travel as a dense gradient instead (`sparse_as_dense.py`). Rows t
 dense gradients are, and of indices that are distinct in the whole batch each comes once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -26,7 +26,9 @@ from autodist_py.kernel.analysis.replica_weights import (
 from autodist_py.kernel.analysis.row_access import adds_rows_up
 from autodist_py.kernel.collectives import sparse_as_dense
 from autodist_py.kernel.collectives.collectives import ENGINES, Collectives, most_elements, on_each
-from autodist_py.kernel.collectives.to_one_device import ReductionToOneDevice
+from autodist_py.kernel.collectives.hierarchical_copy import HierarchicalCopyAllReduce
+from autodist_py.kernel.collectives.nccl import NcclAllReduce
+from autodist_py.kernel.collectives.to_one_device import ReductionToOneDevice, WithinWorker
 from autodist_py.kernel.compressors.codec import Wire
 from autodist_py.kernel.compressors.coding import Coding
 from autodist_py.kernel.compressors.rounding import rounded, travelling
@@ -37,6 +39,13 @@ from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import on_replica
 from autodist_py.kernel.ir.state import Recorder
 from autodist_py.kernel.program import Program
+
+_LOCAL: Mapping[str, WithinWorker] = {
+    "one_device": ReductionToOneDevice(),
+    "hierarchical": HierarchicalCopyAllReduce(),
+    "nccl": NcclAllReduce(),
+}
+"""How a worker's replicas are added up, by `AllReduceSynchronizer.local`."""
 
 
 def combine(
@@ -103,14 +112,25 @@ def _reduce_dense(
 ) -> list[list[list[tf.Tensor]]]:
     members = _weighted(flat_buffers.pack_each(values, devices), weights, devices)
     if event.is_local_first and len(members) > 1:
-        members = ReductionToOneDevice().reduce(members, devices, destinations=devices[:1])
-    sums = _sums(event, members, devices, collectives)
-    copies = on_each(sums[0], devices) if event.is_local_first else sums
+        copies = _locally_first(event, members, devices, collectives)
+    else:
+        copies = _sums(event, members, devices, collectives)
     totals = flat_buffers.unpack_each(copies, devices, [tuple(own[0].shape) for own in values])
     return [
         [[tf.cast(tensor, own.dtype)] for own, tensor in zip(raw, together, strict=True)]
         for raw, together in zip(values, totals, strict=True)
     ]
+
+
+def _locally_first(
+    event: AllReduceBucket, values: Sequence[tf.Tensor], devices: Sequence[str], collectives: Collectives
+) -> list[tf.Tensor]:
+    """The sum of all replicas of all workers, on each device: this worker's are added up, and are one member."""
+    local = _LOCAL[event.local]
+    if event.engine == LOCAL:
+        return local.reduce(values, devices)
+    (total,) = _sums(event, [local.on_first(values, devices)], devices[:1], collectives)
+    return on_each(total, devices)
 
 
 def _sums(
@@ -151,7 +171,7 @@ def _reduce_coded(
     with tf.device(devices[0]):
         parts = [_weighted(copies, shares, devices) for copies in gradients]
         if len(devices) > 1:
-            parts = ReductionToOneDevice().batch_reduce(parts, devices, destinations=devices[:1])
+            parts = [[_LOCAL[event.local].on_first(copies, devices)] for copies in parts]
         own = [tf.cast(copies[0], event.dtype) for copies in parts]
         coding = Coding(program, event.compressor, event.gradients, event.dtype, recorder)
         sent, states = coding.compress(own, wire)

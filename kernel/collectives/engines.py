@@ -88,4 +88,6 @@ def _automatic(synchronizer: Synchronizer) -> AllReduceSynchronizer | None:
 def _carries(engine: Engine, synchronizer: AllReduceSynchronizer, dtype: str) -> bool:
     """Whether the engine sums up what travels of gradients of a type, and has the type as which they travel."""
     compressor = synchronizer.compressor
+    if engine == "NCCL" and synchronizer.local != "one_device":
+        return False  # Replicas are to be added up before, and by NCCL each is a member.
     return not compressor.gathers and (engine != "HOROVOD" or compressor.travels_as(dtype) != "bfloat16")

@@ -16,7 +16,7 @@ from autodist_py.kernel.analysis.outputs import combined_as
 from autodist_py.kernel.analysis.replica_weights import dense_bytes, gradient_shapes, summed_as
 from autodist_py.kernel.collectives import sparse_as_dense
 from autodist_py.kernel.collectives.collectives import AUTOMATIC_PACK_BYTES, CARRIED_BY_HOROVOD, REDUCIBLE
-from autodist_py.kernel.collectives.members import engine_of, is_coded, is_local_first, members_of
+from autodist_py.kernel.collectives.members import engine_of, is_coded, is_local_first, local_of, members_of
 from autodist_py.kernel.compressors.rounding import travelling
 from autodist_py.kernel.events import AllReduceBucket, GatherRows, ReduceGradients
 from autodist_py.kernel.ir import flat_buffers
@@ -152,6 +152,7 @@ def reducing(
             nbytes=sum(dense_bytes(program, gradient) for gradient in gradients),
             is_coded=coded,
             is_local_first=is_local_first(synchronizer, coded=coded),
+            local=local_of(program, synchronizer),
         )
     return replace(event, engine=engine_of(program, event))
 

@@ -8,9 +8,7 @@ from autodist_py.kernel.program import Program
 from autodist_py.kernel.topology import is_gpu
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient
-from autodist_py.proto.synchronizers import AllReduceSynchronizer
-
-_LOCAL_FIRST = frozenset({"AUTO", "HOROVOD"})
+from autodist_py.proto.synchronizers import LOCAL_FIRST, AllReduceSynchronizer
 
 
 def is_coded(program: Program, gradients: Iterable[Gradient]) -> bool:
@@ -20,13 +18,30 @@ def is_coded(program: Program, gradients: Iterable[Gradient]) -> bool:
 
 def is_local_first(synchronizer: AllReduceSynchronizer, *, coded: bool) -> bool:
     """Whether a worker's replicas are added up before they are sent, as what is coded is."""
-    return coded or synchronizer.spec in _LOCAL_FIRST
+    return coded or synchronizer.spec in LOCAL_FIRST
 
 
 def members_of(program: Program, synchronizer: AllReduceSynchronizer, *, coded: bool) -> int:
     """How many members a collective of dense gradients has: the workers, or all replicas."""
     is_workers = is_local_first(synchronizer, coded=coded)
     return len(program.topology.workers) if is_workers else program.topology.num_replicas
+
+
+def local_of(program: Program, synchronizer: AllReduceSynchronizer) -> str:
+    """How a worker's replicas are added up.
+
+    Raises:
+        StrategyError: by NCCL, on devices that it does not run on, and nothing else may be used.
+    """
+    others = sorted({one.device for one in program.topology.everyone if not is_gpu(one.device)})
+    if synchronizer.local != "nccl" or not others:
+        return synchronizer.local
+    if program.options.strict:
+        raise StrategyError(
+            f"local='nccl' of AllReduce needs NCCL, which runs on GPUs only, not on {', '.join(others)}; use "
+            "local='one_device', or AutoDist(strict=False), which does"
+        )
+    return "one_device"
 
 
 def engine_of(program: Program, event: ReduceGradients) -> str:

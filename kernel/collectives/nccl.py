@@ -31,6 +31,12 @@ class NcclAllReduce(WithinWorker):
     def __post_init__(self) -> None:
         require_packs(self.num_packs, "NcclAllReduce")
 
+    def on_first(self, values: Sequence[tf.Tensor], devices: Sequence[str]) -> tf.Tensor:
+        """See WithinWorker; it is an all-reduce, so all of its results are waited for."""
+        totals = self.reduce(values, devices)
+        with tf.control_dependencies(totals), tf.device(devices[0]):
+            return tf.identity(totals[0])
+
     def reduced(
         self, values: Sequence[Value], devices: Sequence[str], places: Sequence[str], reduction: Reduction, number: int
     ) -> list[Value]:

@@ -52,6 +52,10 @@ class WithinWorker(ABC):
         require_reducible(values, devices, reduction)
         return self.reduced(values, devices, places_of(devices, destinations), reduction, 0)
 
+    def on_first(self, values: Sequence[tf.Tensor], devices: Sequence[str]) -> tf.Tensor:
+        """The sum of tensors on the first of the devices alone."""
+        return self.reduce(values, devices, destinations=devices[:1])[0]
+
     def batch_reduce(
         self,
         batch: Sequence[Sequence[Value]],

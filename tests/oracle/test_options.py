@@ -103,6 +103,21 @@ def test_how_gradients_are_grouped_and_reduced_changes_no_number(
 
 
 @on_two_kinds
+@pytest.mark.parametrize("local", ["one_device", "hierarchical"])
+def test_how_a_workers_replicas_are_added_up_changes_no_number(cluster: Cluster, local: str):
+    builder = f"AllReduce(local='{local}')"
+    same(cluster.run(train, door="hand-written", optimizer="momentum", strategy_builder=builder))
+
+
+@on_two_kinds
+def test_without_gpus_replicas_are_copied_where_nccl_would_add_them_up_if_that_is_allowed(cluster: Cluster):
+    builder = "AllReduce(local='nccl')"
+    same(cluster.run(train, door="hand-written", optimizer="momentum", strategy_builder=builder, strict=False))
+    with pytest.raises(CaseFailedError, match=r"needs NCCL, which runs on GPUs only.*or AutoDist\(strict=False\)"):
+        cluster.run(train, door="hand-written", optimizer="momentum", strategy_builder=builder)
+
+
+@on_two_kinds
 def test_without_gpus_rings_do_what_nccl_would_where_that_is_allowed(cluster: Cluster):
     builder = "AllReduce(all_reduce_spec='NCCL')"
     same(cluster.run(train, door="hand-written", optimizer="momentum", strategy_builder=builder, strict=False))

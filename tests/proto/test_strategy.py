@@ -157,6 +157,11 @@ def test_a_partitioner_may_be_written_with_spaces():
     ("make", "message"),
     [
         (lambda: AllReduceSynchronizer(spec="TREE"), "must be one of AUTO, NCCL, RING, HOROVOD; got 'TREE'"),
+        (lambda: AllReduceSynchronizer(local="tree"), "must be one of one_device, hierarchical, nccl; got 'tree'"),
+        (
+            lambda: AllReduceSynchronizer("NCCL", local="nccl"),
+            "got local='nccl' with NCCL, by which every replica is a member. Leave one of them out",
+        ),
         (lambda: AllReduceSynchronizer(compressor="Zip"), "no compressor is called 'Zip'; known: 'HorovodCompressor'"),
         (lambda: AllReduceSynchronizer(group=-1), "group of an AllReduce synchronizer must be an integer from 0"),
         (lambda: PSSynchronizer(""), "needs a reduction_destination"),

@@ -97,6 +97,11 @@ print(wire.to_bytes(resolve_builder("AllReduce(chunk_size=3)").build(item, local
             {"timeout_seconds": -1},
             "timeout_seconds of AllReduce must be a number of seconds from 0 to 1000000000; got -1",
         ),
+        ({"local": "tree"}, "local of AllReduce must be one of one_device, hierarchical, nccl; got 'tree'"),
+        (
+            {"local": "hierarchical", "all_reduce_spec": "RING"},
+            "local of AllReduce is for AUTO and HOROVOD, .*; got local='hierarchical' with RING, by which every",
+        ),
         ({"sparse_as_dense": 1}, "sparse_as_dense of AllReduce must be True, False or None; got 1"),
         (
             {"timeout_seconds": float("inf")},
@@ -107,6 +112,13 @@ print(wire.to_bytes(resolve_builder("AllReduce(chunk_size=3)").build(item, local
 def test_all_reduce_refuses_parameters_out_of_range(parameters, message):
     with pytest.raises(StrategyError, match=message):
         AllReduce(**parameters)
+
+
+@pytest.mark.parametrize("local", ["one_device", "hierarchical", "nccl"])
+def test_how_a_workers_replicas_are_added_up_is_the_synchronizers(local):
+    strategy = build_strategy(AllReduce(local=local), item_of(["w"]), RESOURCES)
+    assert strategy.node("w").synchronizers == (AllReduceSynchronizer(local=local),)
+    assert Strategy.from_proto(strategy.to_proto()) == strategy
 
 
 # -- The registry -----------------------------------------------------------------------------------------------------

@@ -177,6 +177,12 @@ def test_nccl_stands_in_the_place_of_auto_for_what_horovod_alone_does_not_carry(
     assert with_engine(strategy_of(AllReduceSynchronizer()), item_of((4, 2), dtype="bfloat16"), "NCCL") == asked
 
 
+def test_auto_is_not_nccl_where_replicas_are_to_be_added_up_before() -> None:
+    strategy = strategy_of(AllReduceSynchronizer(local="hierarchical"))
+    assert with_engine(strategy, item_of((4, 2)), "NCCL") == strategy
+    assert with_engine(strategy, item_of((4, 2)), "HOROVOD") != strategy
+
+
 @pytest.mark.parametrize(("sparse_as_dense", "expected"), [(True, "HOROVOD"), (False, "RING"), (None, "RING")])
 def test_rows_that_are_to_travel_as_dense_gradients_count_as_such(sparse_as_dense: bool | None, expected: str) -> None:
     builder = AllReduce(sparse_as_dense=sparse_as_dense)

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from autodist_py.kernel.collectives.collective_all_reduce import CollectiveAllReduce
 from autodist_py.kernel.collectives.collectives import Collectives
-from autodist_py.kernel.collectives.fitting import fitting
 from autodist_py.kernel.collectives.hierarchical_copy import HierarchicalCopyAllReduce
 from autodist_py.kernel.collectives.nccl import NcclAllReduce
 from autodist_py.kernel.collectives.to_one_device import ReductionToOneDevice
@@ -179,37 +178,17 @@ def test_the_engine_of_a_collective_is_the_one_that_is_asked_for():
         assert hints == [b"nccl"] * (1 if local else 2)
 
 
-def test_what_fits_is_used_and_nothing_is_said():
-    collective = CollectiveAllReduce(Collectives(on_gpus(2, 1), 1), "NCCL")
-    for op, devices in (
-        (NcclAllReduce(), GPUS),
-        (collective, GPUS),
-        (HierarchicalCopyAllReduce(3), devices_of(2)),
-        (CollectiveAllReduce(Collectives(kernel_programs.topology(2), 1)), devices_of(2)),
-    ):
-        for strict in (False, True):
-            choice = fitting(op, devices, strict=strict)
-            assert (choice.op is op, choice.reason) == (True, "")
+def test_nccl_waits_for_all_results_where_one_is_wanted():
+    nodes = nodes_on_gpus(NcclAllReduce(), "on_first", tensors)
+    sums = [node.name for node in nodes if node.op == "NcclAllReduce"]
+    (first,) = (node for node in nodes if node.op == "Identity")
+    assert [name.removeprefix("^") for name in first.input] == sums
+    assert len(sums) == len(GPUS)
+    assert first.device == GPUS[0]
 
 
-def test_nccl_where_a_device_is_a_cpu_is_replaced_with_the_reason_or_refused():
-    devices = ["/device:GPU:0", "/device:CPU:0", "/device:CPU:0"]
+def test_an_operation_is_shown_without_the_collectives_that_it_uses():
     collectives = Collectives(on_gpus(2, 1), 1)
-    rule = "needs NCCL, which runs on GPUs only, not on /device:CPU:0"
-    for asked, used in (
-        (NcclAllReduce(4), ReductionToOneDevice()),
-        (CollectiveAllReduce(collectives, "NCCL", None, 8), CollectiveAllReduce(collectives, "RING", None, 8)),
-        (
-            CollectiveAllReduce(collectives, "RING", NcclAllReduce()),
-            CollectiveAllReduce(collectives, "RING", ReductionToOneDevice()),
-        ),
-    ):
-        choice = fitting(asked, devices)
-        assert choice.op == used
-        assert choice.reason == f"{used} is used: {asked} {rule}"
-        with pytest.raises(StrategyError) as raised:
-            fitting(asked, devices, strict=True)
-        assert str(raised.value) == f"{asked} {rule}; use {used}"
     assert str(CollectiveAllReduce(collectives)) == (
         "CollectiveAllReduce(implementation='RING', local=None, bytes_per_pack=0)"
     )

@@ -4,6 +4,7 @@ One module, though long: the same few steps are lowered in all of it.
 """
 
 from collections import Counter
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -357,6 +358,39 @@ def test_weights_are_shares_of_the_examples_and_an_empty_replica_counts_nothing(
         expected = initial["table"].copy()
         np.subtract.at(expected, feeds[0]["ids"], weights[:, None] * initial["table"][feeds[0]["ids"]])
         np.testing.assert_allclose(replica["table"], expected, rtol=1e-12)
+
+
+def added_up(local, where, **options):
+    """The ops of one level's gradients by which a worker's replicas are added up: their types and devices."""
+    strategy = strategy_with(AllReduceSynchronizer(local=local))
+    program = kernel_programs.after("order", kernel_programs.two_stages(), where, strategy, **options)
+    nodes = [
+        node for name, node in program.graph.nodes.items() if name.startswith("AutoDist/AllReduce/AUTO_group_0_lev")
+    ]
+    ops = [
+        (node.op, node.device[-1]) for node in nodes if node.op in ("AddN", "NcclAllReduce") and "level_1" in node.name
+    ]
+    return sorted(ops)
+
+
+def on_gpus(*replicas_of_worker):
+    cpus = kernel_programs.topology(*replicas_of_worker)
+    return replace(cpus, replicas=tuple(replace(one, device=one.device.replace("C", "G")) for one in cpus.replicas))
+
+
+@pytest.mark.parametrize("workers", [(4,), (4, 1)], ids=["one worker", "two workers"])
+def test_replicas_are_added_up_as_the_strategy_says(workers):
+    assert added_up("one_device", kernel_programs.topology(*workers)) == [("AddN", "0")]
+    assert added_up("hierarchical", kernel_programs.topology(*workers)) == [("AddN", "0"), ("AddN", "0"), ("AddN", "2")]
+    assert added_up("nccl", on_gpus(*workers)) == [("NcclAllReduce", str(index)) for index in range(4)]
+
+
+def test_where_a_device_is_no_gpu_nccl_is_refused_or_replicas_are_copied():
+    with pytest.raises(
+        StrategyError, match="local='nccl' of AllReduce needs NCCL, which runs on GPUs only, not on /dev"
+    ):
+        added_up("nccl", kernel_programs.topology(4))
+    assert added_up("nccl", kernel_programs.topology(4), strict=False) == [("AddN", "0")]
 
 
 def strategy_with(synchronizer):

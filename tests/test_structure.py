@@ -78,6 +78,11 @@ def test_private_modules_of_tensorflow_are_used_in_tf_adapters_only():
     assert private == []
 
 
+def test_what_ends_with_the_process_is_in_one_stack():
+    registering = [str(path) for path in sources(LIBRARY) if "atexit.register(" in (ROOT / path).read_text()]
+    assert registering == ["autodist_py/cluster/exit_stack.py"]
+
+
 def test_library_code_has_no_assert_statement():
     asserts = [
         f"{path}:{node.lineno}"

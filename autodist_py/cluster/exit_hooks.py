@@ -1,9 +1,9 @@
 """How a script ends, as seen from inside its process: by an exception, by a signal, or at its last line.
 
 Python tells these in four places (sys.excepthook, threading.excepthook, signals, atexit); `observe_script` joins them.
+What else ends with the process, and when, is `exit_stack.py`'s.
 """
 
-import atexit
 import os
 import re
 import signal
@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Protocol
+
+from autodist_py.cluster.exit_stack import Ending, at_exit
 
 _FUNCTIONS = re.compile(r"\{\{function_node [^}]*\}\}|\[Op:[^\]]*\]")
 """How TensorFlow says in a message which function of a graph it ran."""
@@ -88,8 +90,6 @@ def _observe_exceptions(observer: ScriptObserver, owner: int) -> None:
             show_of_thread(arguments)
 
     def ended() -> None:
-        if os.getpid() != owner:
-            return
         last = getattr(sys, "last_value", None)  # Set before any hook runs, also one that replaced ours.
         if last is not None and last not in told:
             observer.raised(last)
@@ -97,7 +97,7 @@ def _observe_exceptions(observer: ScriptObserver, owner: int) -> None:
 
     sys.excepthook = raised
     threading.excepthook = raised_in_thread
-    atexit.register(ended)
+    at_exit(Ending.SCRIPT, ended)
 
 
 def _observe_signals(observer: ScriptObserver) -> None:

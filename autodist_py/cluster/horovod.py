@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from autodist_py.cluster.cluster import Cluster
+from autodist_py.cluster.exit_stack import Ending, at_exit
 from autodist_py.cluster.ports import bind_error
 from autodist_py.kernel.collectives import horovod_adapter
 from autodist_py.proto.errors import AutoDistError, ClusterError, StrategyError
@@ -122,7 +123,7 @@ def _end_with_run(library: Any, cluster: Cluster) -> None:
             library.shutdown()  # Nothing, where it is.
 
     atexit.unregister(library.shutdown)
-    atexit.register(end)
+    at_exit(Ending.HOROVOD, end)
     cluster.on_failure(lambda _: threading.Thread(target=end, name="autodist-horovod-end", daemon=True).start())
 
 

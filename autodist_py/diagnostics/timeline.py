@@ -1,6 +1,5 @@
 """A few steps as they ran on all workers, op by op, in Chrome's trace format: what overlaps what is seen there."""
 
-import atexit
 import json
 import logging
 import re
@@ -15,6 +14,7 @@ import tensorflow as tf
 from autodist_py import tf_adapter
 from autodist_py.cluster.cluster import Cluster
 from autodist_py.cluster.exit_hooks import is_failing
+from autodist_py.cluster.exit_stack import Ending, at_exit
 from autodist_py.cluster.step_hook import StepHook
 from autodist_py.kernel.events import Collective
 from autodist_py.proto.wire import write_atomically
@@ -49,7 +49,7 @@ class Timeline:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._is_begun = False
         self._is_done = False
-        atexit.register(self.close)
+        self._forget_exit = at_exit(Ending.TIMELINE, self.close)
 
     def hook(self, collectives: Sequence[Collective]) -> StepHook:
         """What traces the steps of a program of these collectives."""
@@ -123,7 +123,7 @@ class Timeline:
 
     def close(self) -> None:
         """The AutoDist is closed, or the script ends without that; say so if there were too few steps."""
-        atexit.unregister(self.close)
+        self._forget_exit()
         folder = self._stop(save=False)
         if folder is not None:
             folder.cleanup()

@@ -6,7 +6,6 @@ Each message rings a bell there: it says whose message, of which exchange, is to
 carries what is in the queues: the eager context cannot reach another task, and a session can.
 """
 
-import atexit
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ import tensorflow as tf
 from autodist_py import tf_adapter
 from autodist_py.cluster.cluster import Cluster
 from autodist_py.cluster.exit_hooks import TensorFlowThread, one_line
+from autodist_py.cluster.exit_stack import Ending, at_exit
 from autodist_py.cluster.tf_adapter import task_device
 from autodist_py.kernel.exchange.queues import LOST, PAUSED, RUNG, named_queue
 from autodist_py.kernel.pipeline import CompiledProgram
@@ -75,15 +75,15 @@ class Messages:
         # Every worker's queues are there before anybody sends.
         cluster.barrier(f"{program.channels[0].name}/queues")
         self._threads: list[threading.Thread] = []
+        self._forget = cluster.on_failure(lambda cause: self.close())
+        self._forget_losses = cluster.on_loss(lambda worker: self._ring(worker, LOST))
+        self._forget_exit = at_exit(Ending.MESSAGES, self._end)
         if self._bell is not None:
             bell = self._bell
             self._start("serve", lambda: self._server.serve(bell))
         self._carrier = _Carrier(remote, rank) if remote else None
         if self._carrier is not None:
             self._start("carry", self._carrier.carry, told_elsewhere=_CLOSED)
-        self._forget = cluster.on_failure(lambda cause: self.close())
-        self._forget_losses = cluster.on_loss(lambda worker: self._ring(worker, LOST))
-        atexit.register(self._end)
 
     @property
     def rules(self) -> Sequence[Rule]:
@@ -142,7 +142,7 @@ class Messages:
             if thread is not threading.current_thread():
                 thread.join(_END_SECONDS)
         if not any(thread.is_alive() for thread in self._threads):
-            atexit.unregister(self._end)
+            self._forget_exit()
 
     def _start(
         self, name: str, work: Callable[[], None], *, told_elsewhere: tuple[type[tf.errors.OpError], ...] = ()

@@ -1,6 +1,5 @@
 """`ParameterServers`: the programs of one AutoDist object whose variables live on servers, seen from one worker."""
 
-import atexit
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -11,6 +10,7 @@ import tensorflow as tf
 from autodist_py.cluster.cluster import Cluster
 from autodist_py.cluster.coordinator.api import LEAVING
 from autodist_py.cluster.exit_hooks import one_line
+from autodist_py.cluster.exit_stack import Ending, at_exit
 from autodist_py.cluster.step_hook import StepHook
 from autodist_py.kernel.pipeline import CompiledProgram
 from autodist_py.kernel.program import ServerFunction, Shards
@@ -42,6 +42,7 @@ class ParameterServers:
         self._messages: weakref.WeakSet[Messages] = weakref.WeakSet()
         self._apart: list[Messages] = []
         """Those of programs whose steps workers take by themselves."""
+        self._forget_exit: Callable[[], None] | None = None
 
     @property
     def is_any(self) -> bool:
@@ -201,12 +202,9 @@ class ParameterServers:
         self._cluster.compare(f"{LEAVING}{self._key('closed')}", str(self._cluster.step).encode())
 
     def _wait_at_exit(self) -> None:
-        """Others may still ask, or take steps by themselves, when this worker's script has ended.
-
-        It waits for them before it ends what serves them. What is registered last runs first.
-        """
-        atexit.unregister(self._leave_at_exit)
-        atexit.register(self._leave_at_exit)
+        """Others may still ask, or take steps by themselves, when this worker's script has ended: it waits for them."""
+        if self._forget_exit is None:
+            self._forget_exit = at_exit(Ending.STEPS_OF_OTHERS, self._leave_at_exit)
 
     def _leave_at_exit(self) -> None:
         with suppress(AutoDistError):  # The run has failed: its cause is shown.
@@ -218,8 +216,8 @@ class ParameterServers:
         for messages in list(self._messages):
             messages.close()
         self._apart.clear()
-        if self.is_any:
-            atexit.unregister(self._leave_at_exit)
+        if self.is_any and self._forget_exit is not None:
+            self._forget_exit()
         self.directory.close()
 
 

@@ -1,6 +1,5 @@
 """The values of variables that live on servers, for a worker that asks: by itself, at any time between its steps."""
 
-import atexit
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -10,6 +9,7 @@ import tensorflow as tf
 from autodist_py import tf_adapter
 from autodist_py.cluster.cluster import Cluster
 from autodist_py.cluster.exit_hooks import TensorFlowThread, one_line
+from autodist_py.cluster.exit_stack import Ending, at_exit
 from autodist_py.cluster.tf_adapter import task_device
 from autodist_py.kernel.exchange.queues import named_queue
 from autodist_py.proto.errors import ClusterError
@@ -72,9 +72,9 @@ class ServerValues:
             self._asked = Queue(f"{name}/ask", _ASKED)
             self._given = [Queue(f"{name}/give-{worker}", _GIVEN) for worker in range(cluster.num_workers)]
         self._thread = TensorFlowThread(self._answer, "autodist-values")
-        self._thread.start()
         self._forget = cluster.on_failure(lambda cause: self.close())
-        atexit.register(self.close)
+        self._forget_exit = at_exit(Ending.VALUES, self.close)
+        self._thread.start()
 
     def ask(self, wanted: Mapping[int, tf.TensorSpec], server: int) -> dict[int, tf.Tensor]:
         """The values that variables, by number, have on the worker of rank `server`, which is another one."""
@@ -108,7 +108,7 @@ class ServerValues:
         """Answer no more."""
         self._closed.set()
         self._forget()
-        atexit.unregister(self.close)
+        self._forget_exit()
         with tf_adapter.eagerly(), tf.device(HOST):
             for queue in (self._asked, *self._given):
                 queue.close()

@@ -18,6 +18,7 @@ from autodist_py.cluster.cluster import SoloCluster
 from autodist_py.cluster.coordinator.service import serve
 from autodist_py.cluster.coordinator.shell import Coordinator
 from autodist_py.cluster.exit_hooks import one_line
+from autodist_py.cluster.exit_stack import ExitStack
 from autodist_py.cluster.member import WorkerCluster
 from autodist_py.cluster.server_probe import STILL_SECONDS
 from autodist_py.config.resource_spec import local_resource_spec
@@ -108,9 +109,8 @@ def test_a_mistake_in_a_pause_is_shown_though_the_run_has_failed(cluster: Failin
 def test_the_process_ends_after_the_threads_that_closed_their_messages(
     cluster: Failing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_exit: list[Callable[[], None]] = []
-    registry = SimpleNamespace(register=at_exit.append, unregister=at_exit.remove)
-    monkeypatch.setattr(loops, "atexit", registry)
+    stack = ExitStack()
+    monkeypatch.setattr(ExitStack, "_of_process", stack)
     messages = Served(cluster)
     closed, may_end, is_over = threading.Event(), threading.Event(), threading.Event()
 
@@ -120,8 +120,7 @@ def test_the_process_ends_after_the_threads_that_closed_their_messages(
         assert may_end.wait(SECONDS)  # As a thread does that closes its session.
 
     def end() -> None:
-        for callback in reversed(at_exit.copy()):
-            callback()
+        stack.run()
         is_over.set()
 
     messages._start("carry", carry)
@@ -130,7 +129,6 @@ def test_the_process_ends_after_the_threads_that_closed_their_messages(
     assert not is_over.wait(0.2)
     may_end.set()
     assert is_over.wait(SECONDS)
-    assert not at_exit
 
 
 @pytest.mark.parametrize(

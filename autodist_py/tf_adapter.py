@@ -138,7 +138,7 @@ def _runner(graph: Any, inputs: Sequence[tf.Tensor], outputs: Sequence[Any], tar
         with record.stop_recording():
             return runtime.call_function(encoded, [*tensors, *captured], count) or []
 
-    weakref.finalize(run, forget_functions, [name])
+    weakref.finalize(run, forget_functions, [name]).atexit = False
     return run
 
 

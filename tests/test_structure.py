@@ -81,6 +81,11 @@ def test_private_modules_of_tensorflow_are_used_in_tf_adapters_only():
 def test_what_ends_with_the_process_is_in_one_stack():
     registering = [str(path) for path in sources(LIBRARY) if "atexit.register(" in (ROOT / path).read_text()]
     assert registering == ["autodist_py/cluster/exit_stack.py"]
+    lines = [line.strip() for path in sources(LIBRARY) for line in (ROOT / path).read_text().splitlines()]
+    finalizers = [line for line in lines if line.startswith("weakref.finalize(")]
+    assert len(finalizers) == 4
+    before_the_stack = [line for line in finalizers if not line.endswith(".atexit = False")]
+    assert before_the_stack == []
 
 
 def test_library_code_has_no_assert_statement():

@@ -1,6 +1,7 @@
 """What ends with this process, and in which order: `Ending` lists it, and one `atexit` callback does all of it.
 
 What a script registers with `atexit` after `AutoDist(...)` runs before: it can still look at every variable.
+A `weakref.finalize` of ours has `atexit = False`: else it would run before, and take what others still ask for.
 """
 
 import atexit

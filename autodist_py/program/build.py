@@ -197,7 +197,7 @@ class Compiler:
         may_go = self.agreement.may_go_everywhere(step.may_go and is_bsp and not own_state(step.item))
         made = StepProgram(executor, self.cluster, hooks, added=self.hooks.added, may_go=may_go)
         if messages is not None and is_bsp:
-            weakref.finalize(made, messages.close)
+            weakref.finalize(made, messages.close).atexit = False
         return made
 
     def alone(self, step: CapturedStep) -> AloneProgram:

@@ -62,5 +62,5 @@ class CompressorStates(tf.Module):
             initial = np.zeros(slot.shape, slot.dtype.as_numpy_dtype) if slot.initial is None else slot.initial()
             every = np.broadcast_to(initial, (workers, *slot.shape))
             setattr(self, name, tf.Variable(every, trainable=False, dtype=slot.dtype, name=name.replace("/", "_")))
-        weakref.finalize(owner, _forget, weakref.ref(self), name)
+        weakref.finalize(owner, _forget, weakref.ref(self), name).atexit = False
         return name

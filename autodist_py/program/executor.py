@@ -69,7 +69,7 @@ class Executor:
         if self._namespace:
             _share_iterators(graph, self._namespace)
         names = tf_adapter.register_functions(graph.library)
-        weakref.finalize(self, tf_adapter.forget_functions, names)
+        weakref.finalize(self, tf_adapter.forget_functions, names).atexit = False
         return tf_adapter.graph_function(name, graph, inputs, self._given, list(map(_spelt, fetches)), run_ops)
 
 

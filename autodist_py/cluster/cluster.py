@@ -12,8 +12,9 @@ from typing import ClassVar, Protocol
 
 from autodist_py.cluster import tf_adapter
 from autodist_py.cluster.last_words import keep_from_children
-from autodist_py.cluster.member import CAUSE_SECONDS, EXCHANGE_SECONDS, HEAR_SECONDS, WorkerCluster
+from autodist_py.cluster.member import EXCHANGE_SECONDS, HEAR_SECONDS, WorkerCluster
 from autodist_py.cluster.progress import Progress
+from autodist_py.cluster.run_failure import CAUSE_SECONDS
 from autodist_py.config.settings import RANK_VARIABLE, Settings
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
 from autodist_py.proto.resource_spec import ResourceSpec
@@ -180,18 +181,16 @@ class SoloCluster:
         self.resources = resources
         self.run_id = secrets.token_hex(6)
         self.seed = secrets.randbits(31)
-        self._step = 0
         self._progress = progress or Progress(None)
         self._cause: str | None = None
 
     @property
     def step(self) -> int:
         """See Cluster."""
-        return self._step
+        return self._progress.step
 
     @step.setter
     def step(self, step: int) -> None:
-        self._step = step
         self._progress.note(step)
 
     @property

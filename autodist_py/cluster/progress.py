@@ -15,14 +15,20 @@ _BYTES = len(_MARK) + _STEP.size
 
 
 class Progress:
-    """Where the chief notes its steps."""
+    """The steps of this process's script, and where the chief notes them.
+
+    Attributes:
+        step: the last step begun, 0 before the first.
+    """
 
     def __init__(self, descriptor: int | None) -> None:
         """With no descriptor, or that of another file, nothing is noted: scripts close and inherit descriptors."""
+        self.step = 0
         self._memory = None if descriptor is None else _mapped(descriptor)
 
     def note(self, step: int) -> None:
         """The step has begun."""
+        self.step = step
         if self._memory is not None:
             _STEP.pack_into(self._memory, len(_MARK), step)
 

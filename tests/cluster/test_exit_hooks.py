@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist_py.cluster import member, tf_adapter
+from autodist_py.cluster import script_end, tf_adapter
 from autodist_py.cluster.chief import Chief
 from autodist_py.cluster.cluster import SoloCluster
 from autodist_py.cluster.coordinator.service import serve
@@ -20,6 +20,7 @@ from autodist_py.cluster.coordinator.shell import Coordinator
 from autodist_py.cluster.exit_hooks import one_line
 from autodist_py.cluster.exit_stack import ExitStack
 from autodist_py.cluster.member import WorkerCluster
+from autodist_py.cluster.seat import Seat
 from autodist_py.cluster.server_probe import STILL_SECONDS
 from autodist_py.config.resource_spec import local_resource_spec
 from autodist_py.config.settings import Settings
@@ -155,26 +156,27 @@ class Ending:
     """A worker whose script has raised as the run failed, and of which a thread tells so until it may end."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, margin: float):
-        monkeypatch.setattr(member, "MARGIN_SECONDS", margin)
+        monkeypatch.setattr(script_end, "MARGIN_SECONDS", margin)
         monkeypatch.setattr(tf_adapter, "abort_collectives", lambda cause: None)
         self.exits: list[bool] = []
         nodes = (NodeSpec("127.0.0.1", chief=True), NodeSpec("127.0.0.2"))
         calls: Any = None
-        self.worker = WorkerCluster(1, ResourceSpec(nodes), calls, Settings(exit_grace=1000.0))
-        monkeypatch.setattr(self.worker, "_exit", lambda: self.exits.append(True))
+        worker = WorkerCluster(Seat(1, ResourceSpec(nodes)), calls, Settings(exit_grace=1000.0))
+        self.script_end = worker._script_end
+        monkeypatch.setattr(self.script_end, "_exit", lambda: self.exits.append(True))
         self.may_end, self.is_over, told = threading.Event(), threading.Event(), threading.Event()
 
         def tell(cause: str) -> None:
             told.set()
             self.may_end.wait(SECONDS)
 
-        self.worker.on_failure(tell)
-        threading.Thread(target=self.worker._fail, args=[CAUSE], daemon=True).start()
+        worker.on_failure(tell)
+        threading.Thread(target=worker._failure.fail, args=[CAUSE], daemon=True).start()
         assert told.wait(SECONDS)
-        assert not self.worker.raised(WorkerFailedError(CAUSE))
+        assert not self.script_end.raised(WorkerFailedError(CAUSE))
 
     def end(self) -> None:
-        self.worker.ended()
+        self.script_end.ended()
         self.is_over.set()
 
 

@@ -39,9 +39,11 @@ from autodist_py.cluster.coordinator.events import (
 )
 from autodist_py.cluster.coordinator.service import REPLY_SECONDS
 from autodist_py.cluster.coordinator.state import RunState
+from autodist_py.cluster.coordinator_link import MARGIN_SECONDS
 from autodist_py.cluster.failure import FAILED, Worker, chief_lost
 from autodist_py.cluster.launch.local import TERMINATE_SECONDS
-from autodist_py.cluster.member import CAUSE_SECONDS, EXCHANGE_SECONDS, HEAR_SECONDS, MARGIN_SECONDS
+from autodist_py.cluster.member import EXCHANGE_SECONDS, HEAR_SECONDS
+from autodist_py.cluster.run_failure import CAUSE_SECONDS
 from autodist_py.cluster.server_probe import STILL_SECONDS, ask_seconds
 from autodist_py.cluster.step_status import PROMPT_SECONDS, STOPPING_SECONDS, OwnStepStatus, StepStatus
 from autodist_py.config.settings import Settings
@@ -307,7 +309,7 @@ class Member:
         return answer
 
     def call(self, make: Callable[[int], Event], *, patience: float | None = None) -> Steps:
-        """See WorkerCluster._call."""
+        """See CoordinatorLink.ask."""
         try:
             return (yield self.ask(make, patience=patience))
         except WorkerFailedError as error:
@@ -331,7 +333,7 @@ class Member:
             yield timed
         return future.is_done
 
-    # -- What WorkerCluster's threads do ------------------------------------------------------------------------------
+    # -- What a worker's threads do -----------------------------------------------------------------------------------
 
     def script(self) -> Steps:
         """The main thread, to the end of the process."""
@@ -352,7 +354,7 @@ class Member:
         yield from self.end(code)
 
     def raised(self, error: Exception) -> Steps:
-        """See WorkerCluster.raised."""
+        """See ScriptEnd.raised."""
         if isinstance(error, StoppedError) and (yield from self.within(self.failed, CAUSE_SECONDS)):
             return
         try:
@@ -363,7 +365,7 @@ class Member:
             pass
 
     def end(self, code: int) -> Steps:
-        """See WorkerCluster.ended. The chief waits for all others' processes."""
+        """See ScriptEnd.ended. The chief waits for all others' processes."""
         if self.cause is None:
             try:
                 self.is_leaving, self.leaving_at = True, self.run.world.now
@@ -413,7 +415,7 @@ class Member:
             self.run.tell(SteppedApart(frozenset(range(1, self.run.plan.workers))))
 
     def beat(self) -> Steps:
-        """See WorkerCluster._beat."""
+        """See Heartbeat.beat."""
         try:
             while self.cause is None:
                 if self.rank == 0:
@@ -438,7 +440,7 @@ class Member:
         return Beat(ticket, self.rank, step, status)
 
     def pulse(self) -> Steps:
-        """See WorkerCluster._pulse."""
+        """See Heartbeat._report."""
         timeout = self.run.plan.heartbeat_timeout
         patience = None if self.rank == 0 else timeout - ask_seconds(timeout)
         begun = self.process.clock()
@@ -458,14 +460,14 @@ class Member:
                     raise
 
     def listen(self) -> Steps:
-        """See WorkerCluster._listen."""
+        """See Heartbeat.listen."""
         while self.cause is None and not self.left.is_done:
             yield PROMPT_SECONDS
             if self.cause is None and not self.left.is_done and self.status.hears_nothing():
                 yield from self.lose_chief()
 
     def lose_chief(self) -> Steps:
-        """See WorkerCluster._lose_chief."""
+        """See CoordinatorLink.lose_chief."""
         chief, own = (Worker(rank, self.run.addresses[rank]) for rank in (0, self.rank))
         yield from self.stop_step()
         self.fail(str(chief_lost(chief, own, self.status.now)))
@@ -474,14 +476,14 @@ class Member:
             answer.set(error=LostError("the channel is closed"))
 
     def stop_step(self) -> Steps:
-        """See WorkerCluster._stop_step."""
+        """See CoordinatorLink.stop_step."""
         if self.cause is None:
             self.abort_collective()
             if self.status.now.what:
                 yield from self.within(self.has_stopped, STOPPING_SECONDS)
 
     def fail(self, cause: str) -> None:
-        """See WorkerCluster._fail."""
+        """See RunFailure.fail."""
         if self.cause is None:
             self.run.world.note(f"{self.rank}: {cause}")
             self.cause, self.cause_at = cause, self.run.world.now
@@ -490,7 +492,7 @@ class Member:
             self.process.after(EXIT_GRACE_SECONDS, self.end_after_grace)
 
     def end_after_grace(self) -> None:
-        """See WorkerCluster._end_after_grace."""
+        """See ScriptEnd._end_after_grace."""
         if not self.is_over:
             self.is_over = True
             self.run.ended(self, 1)

@@ -31,8 +31,8 @@ pytestmark = [
 def report(autodist: AutoDist) -> None:
     """Returns when the chief knows at which step this worker is: the second answer is to a heartbeat sent since."""
     cluster: Any = autodist._cluster
-    answers = cluster._waits._answers
-    until(lambda: cluster._waits._answers >= answers + 2)
+    answers = cluster._status._answers
+    until(lambda: cluster._status._answers >= answers + 2)
 
 
 def train(builder: StrategyBuilder, victim: int, does: str, folder: str) -> None:

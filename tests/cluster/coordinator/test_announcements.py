@@ -2,7 +2,7 @@
 
 import pytest
 
-from autodist_py.cluster.coordinator.announcements import NO_STEP
+from autodist_py.cluster.coordinator.announcements import NO_STEP, Places
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
 from tests.support.driven import driven
 
@@ -122,3 +122,11 @@ def test_threads_of_the_scripts_hear_each_other_whatever_the_step():
     assert heard.is_open
     run.announce(b"by a thread", step=NO_STEP)
     assert heard.answer() == b"by a thread"
+
+
+def test_a_script_counts_how_often_it_comes_to_a_key_at_its_step():
+    places = Places()
+    assert [places.next_position(3, key) for key in "aab"] == [0, 1, 0]
+    assert [places.next_position(NO_STEP, "a") for _ in range(2)] == [0, 1]
+    assert [places.next_position(4, key) for key in "aa"] == [0, 1]
+    assert places.next_position(NO_STEP, "a") == 2

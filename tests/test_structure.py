@@ -2,6 +2,7 @@
 
 import ast
 import configparser
+import re
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,31 @@ def test_nothing_imports_the_folders_by_their_bare_names():
         if any(is_in(module, name) for name in LINKED)
     ]
     assert bare == []
+
+
+def test_nothing_imports_a_test_module():
+    """What tests share is in tests/support. Workers import what a test hands them, by its name, and scripts as text."""
+    found = [f"{path}: {line}" for path in sources(("tests",)) for line in imports_of_tests((ROOT / path).read_text())]
+    assert found == []
+
+
+def imports_of_tests(text: str) -> list[str]:
+    """The lines that import a test module, in scripts within the text, too."""
+    return re.findall(r"^ *(?:from|import) +tests[.\w]*(?:\.test_\w+.*| import .*\btest_.*)$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_one"),
+    [
+        ("from tests.oracle.test_fit import OPTIMIZERS", True),
+        ("    from tests.kernel import test_flaws as flaws", True),
+        ("import tests.oracle.test_fit", True),
+        ("from tests.support.fit_oracle import OPTIMIZERS", False),
+        ("from tests.lab.conftest import Lab", False),
+    ],
+)
+def test_an_import_of_a_test_module_is_seen(line, is_one):
+    assert bool(imports_of_tests(f"import re\n{line}\n")) == is_one
 
 
 def test_private_modules_of_tensorflow_are_used_in_tf_adapters_only():

@@ -19,11 +19,11 @@ from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
 from autodist_py.strategy_builders.mixed import Parallax, PerVariable
 from autodist_py.strategy_builders.parameter_server import PS, PSLoadBalancing
 from autodist_py.strategy_builders.partitioned import PartitionedAR, ShardedOptimizer, UnevenPartitionedPS
+from tests.support.planned import SCRIPT
 from tests.support.processes import AUTODIST
 
 pytestmark = pytest.mark.first
 
-ROOT = Path(__file__).resolve().parents[2]
 
 ITEM = GraphItem(
     graph_def=b"",
@@ -181,25 +181,6 @@ def test_the_text_has_each_variable_node_and_link_and_what_is_given_up() -> None
     assert "gives up, compared with one device" in str(plan_of(PS(sync=False), 2))
 
 
-SCRIPT = """
-import sys
-import numpy as np, tensorflow as tf
-from autodist_py import AutoDist
-
-autodist = AutoDist("/no/such/file.yaml", strategy_builder="AllReduce")
-weight = tf.Variable(np.zeros([3, 2]), name="weight")
-
-@autodist.function
-def step(x):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(x @ weight)
-    weight.assign_sub(0.1 * tape.gradient(loss, weight))
-    return loss
-
-if "--idle" not in sys.argv:
-    step(np.ones([6, 3]))
-    print("not reached")
-"""
 SPEC = "nodes: [{address: 10.0.0.1, gpus: [0, 1], chief: true}, {address: 10.0.0.2}]"
 
 

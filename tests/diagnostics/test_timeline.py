@@ -13,8 +13,7 @@ from autodist_py import tf_adapter
 from autodist_py.cluster.cluster import SoloCluster
 from autodist_py.config.resource_spec import local_resource_spec
 from autodist_py.diagnostics.timeline import FIRST_STEP, STEPS, Timeline
-from tests.diagnostics.test_plan import ROOT
-from tests.support.processes import AUTODIST
+from tests.support.processes import AUTODIST, ROOT
 
 pytestmark = pytest.mark.alone
 

@@ -25,6 +25,15 @@ nodes:
 ssh: {lab: {username: root}}
 """
 """A resource spec of all hosts."""
+SPEC = """
+nodes:
+  - {address: 10.77.0.1, chief: true}
+  - {address: 10.77.0.2, ssh_config: lab}
+"""
+SSH = "ssh: {lab: {username: root, shared_envs: {SHARED: it's shared}}}\n"
+"""The rest of a resource spec that begins as SPEC does."""
+ENDED_SECONDS = 15.0
+"""How long a run of a few steps may take."""
 
 
 class Lab:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.conftest import Lab
-from tests.lab.test_ssh import ENDED_SECONDS, SPEC, SSH
+from tests.lab.conftest import ENDED_SECONDS, SPEC, SSH, Lab
 
 pytestmark = pytest.mark.alone
 

@@ -11,22 +11,15 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from tests.lab.conftest import Lab, Run
+from tests.lab.conftest import ENDED_SECONDS, SPEC, SSH, Lab, Run
 from tests.support.by_horovod import is_installed
 
 pytestmark = pytest.mark.alone
 
 HEARTBEAT_SECONDS = 3.0
-ENDED_SECONDS = 15.0
 NOTICED_SECONDS = 2.0
 
-SPEC = """
-nodes:
-  - {address: 10.77.0.1, chief: true}
-  - {address: 10.77.0.2, ssh_config: lab}
-"""
 THIRD = "  - {address: 10.77.0.3, ssh_config: lab}\n"
-SSH = "ssh: {lab: {username: root, shared_envs: {SHARED: it's shared}}}\n"
 
 TRAINS_DIGITS = """
 import os, sys, time

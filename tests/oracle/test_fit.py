@@ -14,7 +14,7 @@ from autodist_py import AutoDist, CaptureError
 from autodist_py.keras import ThroughputLogger
 from tests.support.cluster_pool import THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, Cluster
 from tests.support.cluster_pool import same_on_all_workers as same
-from tests.support.fit_oracle import TOLERANCE, VALIDATION, WEIGHTS, X, Y, compare, compiled, fitted
+from tests.support.fit_oracle import OPTIMIZERS, TOLERANCE, VALIDATION, WEIGHTS, X, Y, compare, compiled, fitted
 from tests.support.oracle import assert_close
 
 pytestmark = [
@@ -27,21 +27,6 @@ pytestmark = [
         scope="module",
     ),
 ]
-
-OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-    "adam": lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.05, 2, 0.9), clipnorm=0.5),
-    "adamw": lambda: keras.optimizers.AdamW(0.05, weight_decay=0.01, global_clipnorm=0.5),
-    "rmsprop": lambda: keras.optimizers.RMSprop(0.02, centered=True, clipvalue=0.1),
-    "adafactor": lambda: keras.optimizers.Adafactor(0.05),
-    "lion": lambda: keras.optimizers.Lion(0.01),
-    "nadam": lambda: keras.optimizers.Nadam(0.05),
-    "ftrl": lambda: keras.optimizers.Ftrl(0.1),
-    "muon": lambda: keras.optimizers.Muon(0.02),
-    "lamb": lambda: keras.optimizers.Lamb(0.05),
-    "ema": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9),
-    "accumulated": lambda: keras.optimizers.Adam(0.05, gradient_accumulation_steps=2),
-}
 
 
 def fit_with(optimizer: str) -> dict[str, Any]:

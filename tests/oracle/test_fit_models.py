@@ -17,6 +17,7 @@ from autodist_py import AutoDist
 from tests.support.cluster_pool import THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, CaseFailedError, Cluster
 from tests.support.cluster_pool import same_on_all_workers as same
 from tests.support.fit_oracle import TOLERANCE, WEIGHTS, X, Y, compare, compiled, fitted, in_half_precision, named
+from tests.support.gan import fit_gan
 from tests.support.oracle import assert_close
 
 pytestmark = pytest.mark.parametrize(
@@ -215,42 +216,6 @@ def metrics_that_are_no_sums() -> dict[str, Any]:
         return {**values, **{f"binary {name}": value for name, value in others.items()}}
 
     return compare(train, tolerance=1e-6)  # Keras's metrics are float32.
-
-
-class Gan(keras.Model):
-    """Two networks, and an optimizer for each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = keras.Sequential([keras.layers.Dense(5, activation="relu"), keras.layers.Dense(6)])
-        self.critic = keras.Sequential([keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(1)])
-        self.seen = keras.metrics.Mean(name="critic_loss")
-        self.generator_optimizer = keras.optimizers.Adam(0.02)
-
-    def call(self, inputs: Any) -> Any:
-        return self.critic(self.generator(inputs))
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        noise, real = data
-        with tf.GradientTape() as tape:
-            scores = self.critic(tf.concat([self.generator(noise), real], axis=0))
-            labels = tf.concat([tf.zeros([tf.shape(noise)[0], 1]), tf.ones([tf.shape(real)[0], 1])], axis=0)
-            critic_loss = tf.reduce_mean(keras.losses.binary_crossentropy(labels, scores, from_logits=True))
-        weights = self.critic.trainable_variables
-        self.optimizer.apply(tape.gradient(critic_loss, weights), weights)
-        with tf.GradientTape() as tape:
-            fooled = self.critic(self.generator(noise))
-            loss = tf.reduce_mean(keras.losses.binary_crossentropy(tf.ones_like(fooled), fooled, from_logits=True))
-        weights = self.generator.trainable_variables
-        self.generator_optimizer.apply(tape.gradient(loss, weights), weights)
-        self.seen.update_state(critic_loss)
-        return {"loss": loss, "critic_loss": self.seen.result()}
-
-
-def fit_gan() -> dict[str, Any]:
-    model = compiled(keras.optimizers.Adam(0.03), Gan, metrics=None)
-    values = fitted(model, X, X[::-1] ** 2, batch_size=8)
-    return {**values, **named("generator slot", model.generator_optimizer.variables)}
 
 
 def two_networks_with_an_optimizer_each() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from autodist_py.cluster import horovod
 from autodist_py.kernel.collectives import horovod_adapter
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.strategy_builders.all_reduce import AllReduce
-from tests.oracle import test_compressed
+from tests.support import compressed
 from tests.support.by_horovod import ON_BOTH, ON_TWO, descending, is_installed
 from tests.support.cluster_pool import Cluster
 from tests.support.cluster_pool import same_on_all_workers as same
@@ -68,7 +68,7 @@ def test_a_session_trains_by_it_as_one_device_does(cluster: Cluster) -> None:
 @pytest.mark.parametrize("width", [3, 4])
 def test_half_precision_is_that_of_numpy(cluster: Cluster, width: int) -> None:
     builder = AllReduce(all_reduce_spec="HOROVOD", compressor="HorovodCompressor", sparse_as_dense=False)
-    same(cluster.run(test_compressed.train, builder=builder, dtype="float16", width=width))
+    same(cluster.run(compressed.train, builder=builder, dtype="float16", width=width))
 
 
 @is_installed
@@ -76,7 +76,7 @@ def test_half_precision_is_that_of_numpy(cluster: Cluster, width: int) -> None:
 @pytest.mark.parametrize("compressor", ["HorovodCompressorEF", "PowerSGDCompressor(rank=2)"])
 def test_steps_with_a_compressor_are_those_of_its_model(cluster: Cluster, compressor: str) -> None:
     builder = AllReduce(all_reduce_spec="HOROVOD", compressor=compressor)
-    same(cluster.run(test_compressed.by_model, builder=builder, compressor=compressor, steps=3, replicas=(1, 1)))
+    same(cluster.run(compressed.by_model, builder=builder, compressor=compressor, steps=3, replicas=(1, 1)))
 
 
 def by_both_engines() -> list[np.ndarray]:

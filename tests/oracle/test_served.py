@@ -15,11 +15,11 @@ from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer
-from tests.oracle.test_fit import OPTIMIZERS as KERAS_OPTIMIZERS
-from tests.oracle.test_fit_models import fit_gan
 from tests.support.cluster_pool import SHAPES, THREE_WORKERS, TWO_REPLICAS, TWO_WORKERS, UNEVEN_WORKERS, Cluster
 from tests.support.cluster_pool import same_on_all_workers as same
+from tests.support.fit_oracle import OPTIMIZERS as KERAS_OPTIMIZERS
 from tests.support.fit_oracle import VALIDATION, WEIGHTS, X, Y, compare, compiled, fitted
+from tests.support.gan import fit_gan
 from tests.support.oracle import GraphTraining, Parts, Training, Values, compare_function, compare_graph
 from tests.support.oracle_programs import (
     FUNCTION_FAMILIES,

@@ -5,9 +5,7 @@ One module, though long: its clusters start once.
 
 import gc
 from collections import namedtuple
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import tensorflow as tf
 import tf_keras
 
 from autodist_py import AutoDist, CaptureError, SessionError
-from autodist_py.strategy_builders.base import StrategyBuilder
 from tests.support.cluster_pool import TWO_REPLICAS, TWO_WORKERS, UNEVEN_WORKERS, Cluster
 from tests.support.cluster_pool import same_on_all_workers as same
 from tests.support.oracle import (
@@ -30,28 +27,13 @@ from tests.support.oracle import (
     settings,
 )
 from tests.support.oracle_programs import batches, graph_weights, initial_values, placeholders, predict, squared_error
+from tests.support.sessions import evaluate_alone, graph_in_full, sessions
 
 pytestmark = pytest.mark.parametrize(
     "cluster", [TWO_REPLICAS, TWO_WORKERS, UNEVEN_WORKERS], ids=lambda s: s.name, indirect=True, scope="module"
 )
 
 Pair = namedtuple("Pair", ["first", "second"])
-
-
-def graph_in_full() -> GraphTraining:
-    """Adam with a decayed learning rate, a global step, a loop, a branch, and a rate that may be fed."""
-    feeds = placeholders("both")
-    weights = graph_weights("both")
-    steps = tf.compat.v1.train.get_or_create_global_step()
-    factor = tf.compat.v1.placeholder_with_default(np.float64(1.0), [], name="factor")
-    rate = factor * tf.cast(tf.compat.v1.train.exponential_decay(0.1, steps, 2, 0.5), tf.float64)
-    _, doubled = tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, x * 1.5), (0, feeds[0]))
-    predictions = tf.identity(predict(weights, [doubled, feeds[1]]), name="predictions")
-    loss = tf.identity(squared_error(predictions, feeds[-1]), name="loss")
-    loss = tf.cond(tf.equal(steps % 2, 0), lambda: loss, lambda: 2.0 * loss)
-    optimizer = tf.compat.v1.train.AdamOptimizer(rate)
-    train = optimizer.minimize(loss, global_step=steps, name="train")
-    return GraphTraining(feeds, train, [loss, predictions])
 
 
 def train_in_full() -> Values:
@@ -90,51 +72,6 @@ def assign_between() -> Values:
 
 def test_the_next_step_sees_what_an_assignment_wrote(cluster: Cluster):
     same(cluster.run(assign_between))
-
-
-@dataclass(frozen=True, slots=True)
-class Sessions:
-    """One program in a plain session and in a distributed one, both initialized."""
-
-    autodist: AutoDist
-    plain: Any
-    compiled: Any
-    feeds: list[str]
-    batches: list[tuple[np.ndarray, ...]]
-
-    def run(self, fetches: Any, number: int = 0, **more: Any) -> tuple[Any, Any]:
-        """What both return; names serve as fetches in both."""
-        feed = {**dict(zip(self.feeds, self.batches[number], strict=True)), **more}
-        return self.compiled.run(fetches, feed), self.plain.run(fetches, feed)
-
-    def step(self, number: int) -> None:
-        self.run("train", number)
-
-    def compare(self, when: str) -> Values:
-        expected = session_values(self.plain.graph, self.plain)
-        actual = session_values(self.compiled.graph, self.compiled)
-        for name in expected:
-            assert_close(actual[name], expected[name], f"variable '{name}' {when}")
-        return actual
-
-
-@contextmanager
-def sessions(more: Callable[[], Any] = lambda: None, builder: StrategyBuilder | None = None) -> Iterator[Sessions]:
-    """`graph_in_full`, and what `more` adds to the graph."""
-    with AutoDist(strategy_builder=builder) as autodist:
-        with tf.Graph().as_default() as single:
-            training = graph_in_full()
-            more()
-            tf.group(tf.compat.v1.global_variables_initializer(), name="initialize")
-        with tf.Graph().as_default(), autodist.scope():
-            graph_in_full()
-            more()
-            tf.group(tf.compat.v1.global_variables_initializer(), name="initialize")
-        compiled = autodist.create_distributed_session()
-        with tf.compat.v1.Session(graph=single) as plain:
-            both = Sessions(autodist, plain, compiled, [t.name for t in training.feeds], batches("both"))
-            both.run("initialize")
-            yield both
 
 
 def fetch_structures() -> Values:
@@ -179,20 +116,6 @@ def fed_values() -> Values:
 
 def test_a_scalar_may_be_fed_or_keep_its_default(cluster: Cluster):
     same(cluster.run(fed_values))
-
-
-def evaluate_alone(builder: StrategyBuilder | None = None) -> Values:
-    """Workers fetch by themselves, in turns, while the others wait in their next step."""
-    with sessions(builder=builder) as both:
-        for number in range(4):
-            both.step(number)
-            if both.autodist.rank == number % both.autodist.num_workers:
-                actual, expected = both.run(["loss:0", "predictions:0"], number + 1)
-                assert_close(actual[0], expected[0], "loss")
-                assert_close(actual[1], expected[1], "predictions")
-            if both.autodist.is_chief:
-                both.compare("seen by the chief alone")
-        return both.compare("at the end")
 
 
 def test_one_worker_may_evaluate_by_itself(cluster: Cluster):

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from autodist_py import AutoDist
 from autodist_py.proto.errors import StrategyError
-from tests.oracle.test_fit import OPTIMIZERS as KERAS_OPTIMIZERS
 from tests.support.cluster_pool import SHAPES, THREE_WORKERS, TWO_WORKERS, Cluster
 from tests.support.cluster_pool import same_on_all_workers as same
+from tests.support.fit_oracle import OPTIMIZERS as KERAS_OPTIMIZERS
 from tests.support.oracle import Parts, Values, compare_function
 from tests.support.oracle_programs import FUNCTION_FAMILIES, GRAPH_FAMILIES, MODELS, OPTIMIZERS, batches
 from tests.support.served import SHARDS, InShards, fit_with, train_function, train_graph

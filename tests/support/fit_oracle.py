@@ -16,6 +16,21 @@ X, Y = RNG.normal(size=(22, 6)), RNG.integers(0, 3, 22)
 WEIGHTS = RNG.uniform(0.5, 2.0, 22)
 VALIDATION = (RNG.normal(size=(7, 6)), RNG.integers(0, 3, 7))
 
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.05, 2, 0.9), clipnorm=0.5),
+    "adamw": lambda: keras.optimizers.AdamW(0.05, weight_decay=0.01, global_clipnorm=0.5),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.02, centered=True, clipvalue=0.1),
+    "adafactor": lambda: keras.optimizers.Adafactor(0.05),
+    "lion": lambda: keras.optimizers.Lion(0.01),
+    "nadam": lambda: keras.optimizers.Nadam(0.05),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.1),
+    "muon": lambda: keras.optimizers.Muon(0.02),
+    "lamb": lambda: keras.optimizers.Lamb(0.05),
+    "ema": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9),
+    "accumulated": lambda: keras.optimizers.Adam(0.05, gradient_accumulation_steps=2),
+}
+
 
 def classifier() -> keras.Model:
     return keras.Sequential([keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(3)])

@@ -350,10 +350,10 @@ def call(service: _Service, method: Any, content: bytes) -> AutoDistError | None
 
 
 def of_graph(choose: Random, folder: Path) -> Hostile:
-    from tests.kernel import test_flaws as flaws  # Here, since only this needs TensorFlow.
+    from tests.support import hostile_graphs  # Here, since only this needs TensorFlow.
 
-    content = flaws.changed(choose)
-    return Hostile(content, lambda: flaws.compiled(replace(flaws.captured(), graph_def=content)))
+    content = hostile_graphs.changed(choose)
+    return Hostile(content, lambda: hostile_graphs.compiled(replace(hostile_graphs.captured(), graph_def=content)))
 
 
 class Kind(NamedTuple):

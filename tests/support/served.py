@@ -14,7 +14,7 @@ from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 from autodist_py.strategy_builders.base import StrategyBuilder
 from autodist_py.strategy_builders.parameter_server import PS, PSLoadBalancing
-from tests.oracle.test_fit import OPTIMIZERS as KERAS_OPTIMIZERS
+from tests.support.fit_oracle import OPTIMIZERS as KERAS_OPTIMIZERS
 from tests.support.fit_oracle import VALIDATION, WEIGHTS, X, Y, compare, compiled, fitted
 from tests.support.oracle import Values, compare_function, compare_graph
 from tests.support.oracle_programs import FUNCTION_FAMILIES, batches, graph_program

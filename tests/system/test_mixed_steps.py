@@ -3,7 +3,6 @@
 import itertools
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ from autodist_py import AutoDist
 from autodist_py.strategy_builders.base import StrategyBuilder
 from autodist_py.strategy_builders.mixed import Parallax, PerVariable
 from autodist_py.strategy_builders.parameter_server import PS
-from tests.oracle.test_session import evaluate_alone
 from tests.support.cluster_pool import THREE_WORKERS, TWO_WORKERS, CaseFailedError, Cluster
 from tests.support.cluster_pool import same_on_all_workers as same
 from tests.support.oracle import Values, assert_close
-from tests.support.served import InShards, Spread, descending
-from tests.system.test_served_failures import run_script
+from tests.support.scripts import run_script
+from tests.support.served import InShards, Spread
+from tests.support.sessions import evaluate_alone
+from tests.support.two_kinds import LAST_TOGETHER, two_steps
 
 MIXED: dict[str, StrategyBuilder] = {
     "ring-and-servers": PerVariable({"*first": "AllReduce(all_reduce_spec='RING')"}, default=Spread((1, 0))),
@@ -153,25 +153,7 @@ def test_an_exception_in_either_half_leaves_no_thread_behind(tmp_path: Path, hal
     assert max(float(one) for _, one in seconds) < 5.0
 
 
-def two_steps(together: AutoDist) -> tuple[Callable[[], None], Callable[[], None]]:
-    """A step of all workers, of a table on a server and a matrix that is reduced, and one that each takes by itself."""
-    table, matrix = tf.Variable(np.ones((9, 2)), name="table"), tf.Variable(np.ones((2, 3)), name="matrix")
-
-    @together.function
-    def mixed(rows: tf.Tensor) -> None:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(tf.gather(table, rows) @ matrix))
-        of_table, of_matrix = tape.gradient(loss, [table, matrix])
-        table.scatter_sub(tf.IndexedSlices(0.01 * of_table.values, of_table.indices))
-        matrix.assign_sub(0.01 * of_matrix)
-
-    own, _ = descending(AutoDist(strategy_builder=PS(sync=False)))
-    return lambda: mixed(np.arange(6)), own
-
-
 LIMIT = 2.0
-LAST_TOGETHER = 12
-"""More than the steps in which workers compare what they are given."""
 
 
 def one_goes_its_own_way(builder: StrategyBuilder, victim: int, folder: str) -> None:
@@ -216,7 +198,7 @@ def test_who_takes_only_its_own_steps_keeps_a_mixed_step_waiting_no_longer_than_
 
 
 LOSING = """
-from tests.system.test_mixed_steps import LAST_TOGETHER, two_steps
+from tests.support.two_kinds import LAST_TOGETHER, two_steps
 mixed, own = two_steps(autodist)
 for number in range(LAST_TOGETHER):
     own()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.diagnostics.test_plan import ROOT, SCRIPT
-from tests.support.processes import AUTODIST
+from tests.support.planned import SCRIPT
+from tests.support.processes import AUTODIST, ROOT
 
 pytestmark = pytest.mark.first
 

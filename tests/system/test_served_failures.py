@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -21,6 +19,7 @@ from autodist_py.strategy_builders.base import StrategyBuilder
 from autodist_py.strategy_builders.parameter_server import PS, PSLoadBalancing
 from tests.support.cluster_pool import THREE_WORKERS, CaseFailedError, Cluster
 from tests.support.fit_oracle import X, Y, compiled
+from tests.support.scripts import run_script
 from tests.support.served import Spread, descending
 
 pytestmark = pytest.mark.own_cluster
@@ -29,7 +28,6 @@ on_three = pytest.mark.parametrize(
     "cluster", [THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 
 BUILDERS = {
     "worker": PS(),
@@ -153,12 +151,6 @@ def test_what_was_accepted_is_known_on_the_server(cluster: Cluster) -> None:
     cluster.run(asked_elsewhere)
 
 
-BEGINNING = """
-import os, signal, sys, time
-from autodist_py import AutoDist
-autodist = AutoDist(strategy_builder=os.environ["BUILDER"])
-import numpy as np, tensorflow as tf
-"""
 SCRIPT = """
 weights = tf.Variable(np.zeros(2))
 
@@ -170,24 +162,6 @@ def step():
 
 step()
 """
-SPEC = "nodes: [{address: 127.0.0.1, chief: true}, {address: 127.0.0.2}, {address: 127.0.0.3}]"
-
-
-def run_script(folder: Path, body: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    (folder / "train.py").write_text(BEGINNING + body)
-    (folder / "spec.yaml").write_text(SPEC)
-    own = {name: value for name, value in os.environ.items() if not name.startswith("AUTODIST_")}
-    own |= {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    own |= {"AUTODIST_OUTPUT": "all"}
-    return subprocess.run(
-        [sys.executable, "train.py"],
-        cwd=folder,
-        env={**own, "AUTODIST_RESOURCE_SPEC": "spec.yaml", "BUILDER": "PS(sync=False)", **environment},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
 
 
 LOSING = """

@@ -13,9 +13,9 @@ from autodist_py.kernel.verify import verify
 from autodist_py.proto.errors import InvalidGraphError, StrategyError
 from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer
-from tests.kernel.passes.test_lower_collectives import in_packs, three_layers
 from tests.support import kernel_programs
 from tests.support.by_horovod import is_installed
+from tests.support.packed import in_packs, three_layers
 
 
 def ordered(strategy: Strategy | None = None) -> Program:

@@ -1,6 +1,5 @@
 """sparse as dense: which sparse gradients travel as dense ones, and that their updates are what they are with rows."""
 
-from bisect import bisect_left
 from collections import Counter
 from dataclasses import replace
 
@@ -12,23 +11,23 @@ from hypothesis import strategies as st
 
 from autodist_py.kernel.collectives.sparse_as_dense import expected_rows, is_fewer_bytes
 from autodist_py.kernel.events import GatherRows
-from autodist_py.kernel.pipeline import compile
-from autodist_py.kernel.program import Options
-from autodist_py.program.executor import Executor
 from autodist_py.proto.compressors import HorovodCompressor, NoneCompressor
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient, Input, Variable
 from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 from tests.support import capture_steps, kernel_programs
-
-ROWS, WIDTH = 6, 8
-FOR_ALL_ROWS = 100
-"""So many examples of one id each that a worker's half has nearly all rows."""
-
-
-def scaled(table, rows, rate):
-    table.scatter_sub(tf.IndexedSlices(rate * rows.values, rows.indices))
+from tests.support.densified import (
+    FOR_ALL_ROWS,
+    ROWS,
+    WIDTH,
+    executed,
+    least_examples,
+    scaled,
+    stepping,
+    strategy_of,
+    travels_dense,
+)
 
 
 def lazy_momentum(table, rows, rate):
@@ -42,41 +41,6 @@ def squared(table, rows, rate):
 
 def clipped(table, rows, rate):
     scaled(table, tf.clip_by_norm(rows, 1.0), rate)
-
-
-def stepping(update, ids_shape=(), *, dtype=tf.float64, dense=True, width=WIDTH):
-    """A step on one table, and a dense variable."""
-    rng = np.random.default_rng(1)
-    table = tf.Variable(tf.cast(rng.normal(size=(ROWS, width)), dtype), name="table")
-    scale = tf.Variable(tf.cast(rng.normal(size=width), dtype), name="scale")
-
-    def step(ids, rate):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((tf.gather(table, ids) * scale) ** 2)
-        rows, of_scale = tape.gradient(loss, [table, scale])
-        update(table, rows, rate)
-        if dense:
-            scale.assign_sub(rate * of_scale)
-        return loss
-
-    found = capture_steps.capture(step, tf.zeros([1, *ids_shape], tf.int64), tf.constant(0.1, dtype))
-    return found, step, {"table": table, "scale": scale}
-
-
-def strategy_of(item, **parameters):
-    synchronizer = AllReduceSynchronizer(**parameters)
-    return Strategy(
-        tuple(VariableStrategy(one.name, synchronizer) for one in item.trainable_variables), ("127.0.0.1:CPU:0",)
-    )
-
-
-def travels_dense(item, where=(1, 1), *, examples=FOR_ALL_ROWS, worker=0, batch="global", **parameters):
-    topology = kernel_programs.topology(*where, worker=worker)
-    events = kernel_programs.gradient_events(
-        item, topology, strategy_of(item, **parameters), examples=examples, batch=batch
-    )
-    (of_table,) = [event for event in events if "table" in event.what]
-    return not isinstance(of_table, GatherRows)
 
 
 # -- Where ------------------------------------------------------------------------------------------------------------
@@ -150,11 +114,6 @@ def test_all_workers_decide_alike(where, batch, examples):
     item = stepping(scaled)[0].item
     decisions = {travels_dense(item, where, examples=examples, batch=batch, worker=one) for one in range(len(where))}
     assert len(decisions) == 1
-
-
-def least_examples(item, where, **parameters):
-    counts = range(1, 1000)
-    return counts[bisect_left(counts, x=True, key=lambda one: travels_dense(item, where, examples=one, **parameters))]
 
 
 def test_the_examples_of_a_worker_count():
@@ -345,17 +304,6 @@ def test_rows_are_laid_into_a_table_once_a_replica_and_taken_out_of_the_total():
     made = Counter(node.op for name, node in program.graph.nodes.items() if name.startswith("AutoDist/AllReduce/"))
     assert (made["ScatterNd"], made["CollectiveReduceV2"], made["Where"], made["GatherV2"]) == (2, 1, 2, 2)
     assert made["Unique"] == 0
-
-
-def executed(step, found, variables, replicas, **parameters):
-    """The compiled step on so many replicas of this process."""
-    copies = {
-        (name, position): tf.Variable(variable) for name, variable in variables.items() for position in range(replicas)
-    }
-    strategy = strategy_of(found.item, sparse_as_dense=True, **parameters)
-    return Executor(
-        compile(found.item, strategy, kernel_programs.topology(replicas), Options()), copies, found.state
-    ), copies
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.0, np.inf, np.nan])

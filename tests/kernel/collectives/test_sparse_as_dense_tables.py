@@ -12,8 +12,8 @@ from autodist_py.kernel.ir.dataflow import analyse
 from autodist_py.kernel.ir.graph import functions_of
 from autodist_py.kernel.ir.names import op_of
 from autodist_py.proto.compressors import compressor_of
-from tests.kernel.collectives.test_sparse_as_dense import executed, least_examples, scaled, stepping, strategy_of
 from tests.support import capture_steps, kernel_programs
+from tests.support.densified import executed, least_examples, scaled, stepping, strategy_of
 
 RATE = tf.constant(0.1, tf.float64)
 

@@ -7,7 +7,6 @@ import itertools
 import json
 import logging
 import os
-import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,7 +18,6 @@ import tensorflow as tf
 
 from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.doors.function import CapturedFunction
-from autodist_py.capture.doors.graph import GraphScope
 from autodist_py.capture.doors.keras import compiled_models, refused_models
 from autodist_py.capture.doors.keras_steps import Workers
 from autodist_py.capture.doors.outside import refused_gradients, require_no_strategy
@@ -36,11 +34,12 @@ from autodist_py.diagnostics.planned_schedule import schedule_text
 from autodist_py.kernel.pipeline import PASSES
 from autodist_py.kernel.program import Options
 from autodist_py.kernel.runner import AddedPass, with_added
-from autodist_py.program.build import Compiler
+from autodist_py.program.build import Compiler, Kernel
+from autodist_py.program.graph_mode import GraphMode
 from autodist_py.program.kept_programs import Bound
 from autodist_py.program.mode import mode_of
 from autodist_py.program.session import DistributedSession
-from autodist_py.program.step_function import DistributedFunction, Program
+from autodist_py.program.step_function import DistributedFunction, Program, StepFunctions
 from autodist_py.proto.arguments import checked
 from autodist_py.proto.errors import AutoDistError, CaptureError, ClusterError, WorkerFailedError
 from autodist_py.proto.resource_spec import ResourceSpec
@@ -48,7 +47,7 @@ from autodist_py.proto.strategy import Strategy
 from autodist_py.saving.chief_writes import ChiefWrites
 from autodist_py.servers.update_rules import FirstToArrive
 from autodist_py.strategy_builders.base import StrategyBuilder, resolve_builder
-from autodist_py.tf_adapter import shapes_of_tensorflow_2, sharded
+from autodist_py.tf_adapter import sharded
 
 _log = logging.getLogger(__name__)
 
@@ -149,7 +148,6 @@ class AutoDist:
             num_workers=self._cluster.num_workers,
             num_replicas=len(self.resources.replica_devices),
         )
-        self._seed = self._cluster.seed if seed is None and self._cluster.num_workers > 1 else seed
         self._name = f"autodist-{next(self._numbers)}"
         given |= {"loss_reduction": str(stated), "sum_duplicates": str(sum_duplicates), "strict": str(strict)}
         given |= {"passes": str([one.name for one in passes])}
@@ -162,20 +160,17 @@ class AutoDist:
             self._cluster,
             self.resources,
             builder,
-            options,
-            observers,
+            Kernel(options, observers, passes),
             settings.checked_steps,
             settings.timeline,
-            passes,
         )
         self._mode = mode_of(settings, self._compiler, self._capture_options)
         if self._cluster.num_workers > 1:
             ChiefWrites.of(self._cluster).pause_before_waiting(self._compiler.parameter_servers)
-        self._functions: weakref.WeakSet[DistributedFunction] = weakref.WeakSet()
-        self._function_numbers = itertools.count()
-        self._scope: GraphScope | None = None
-        self._session: DistributedSession | None = None
-        self._kept = Bound(settings.kept_programs, _log.warning if self._cluster.is_chief else _log.debug)
+        kept = Bound(settings.kept_programs, _log.warning if self._cluster.is_chief else _log.debug)
+        self._functions = StepFunctions(f"{self._name}/function", self._capture_options, kept)
+        graph_seed = self._cluster.seed if seed is None and self._cluster.num_workers > 1 else seed
+        self._graph_mode = GraphMode(self._capture_options, graph_seed, kept)
         self._closed = False
 
     @property
@@ -234,17 +229,7 @@ class AutoDist:
     ) -> DistributedFunction:
         """A distributed step; `together`: all workers run it also where it trains nothing; `own`: see the class."""
         self._require_open("function")
-        step = DistributedFunction(
-            function,
-            partial(self._compile, together=together),
-            name=f"{self._name}/function-{next(self._function_numbers)}",
-            options=self._capture_options,
-            batched=batched,
-            own=own,
-            kept=self._kept,
-        )
-        self._functions.add(step)
-        return step
+        return self._functions.make(function, partial(self._compile, together=together), batched=batched, own=own)
 
     @checked("dataset", "policy", error=AutoDistError)
     def shard(self, dataset: tf.data.Dataset, policy: str = "auto") -> tf.data.Dataset:
@@ -298,7 +283,7 @@ class AutoDist:
         self._require_open("scope")
         require_no_strategy("scope() is entered")
         with ExitStack() as stack:
-            captured = None if tf.executing_eagerly() else self._captured_graph()
+            captured = None if tf.executing_eagerly() else self._graph_mode.scope()
             if self.num_workers > 1:
                 stack.enter_context(refused_gradients(captured.graph if captured else None))
             if captured is None:
@@ -310,18 +295,6 @@ class AutoDist:
                 stack.enter_context(captured.recording())
             yield self
 
-    def _captured_graph(self) -> GraphScope:
-        """What is captured of the default graph."""
-        graph = tf.compat.v1.get_default_graph()
-        if self._scope is None:
-            self._scope = GraphScope(graph, self._capture_options, seed=self._seed)
-        elif self._scope.graph is not graph:
-            raise CaptureError(
-                "scope() was entered with another graph than before; one AutoDist object compiles one graph. "
-                "Close this one and make another AutoDist for the second graph"
-            )
-        return self._scope
-
     def create_distributed_session(self) -> DistributedSession:
         """A session over the graph that was built in `scope()`, with the interface of `tf.compat.v1.Session`.
 
@@ -329,18 +302,7 @@ class AutoDist:
             CaptureError: no graph was built in `scope()`; or there is an open session already.
         """
         self._require_open("create_distributed_session")
-        if self._scope is None:
-            raise CaptureError(
-                "create_distributed_session() is for graph mode, and no graph was built in scope(). Build it there: "
-                "with tf.Graph().as_default(), autodist.scope(): ...; for TF2 steps use @autodist.function"
-            )
-        if self._session is not None and not self._session.closed:
-            raise CaptureError(
-                "this AutoDist has an open session already; close it first, or make another AutoDist for another graph"
-            )
-        with shapes_of_tensorflow_2():
-            self._session = DistributedSession(self._scope.graph, self._mode.session_programs(self._scope), self._kept)
-        return self._session
+        return self._graph_mode.session(self._mode)
 
     @checked("step", error=CaptureError)
     def build_strategy(self, step: DistributedFunction | None = None, *args: Any, **kwargs: Any) -> Strategy:
@@ -354,10 +316,7 @@ class AutoDist:
         self._require_open("build_strategy")
         if step is not None:
             return self._compiler.strategy(step.captured(*args, **kwargs).item)
-        if self._scope is None:
-            raise CaptureError("build_strategy() needs a graph built in scope(), or a step function and its arguments")
-        with shapes_of_tensorflow_2():
-            return self._compiler.strategy(self._scope.item(self._capture_options))
+        return self._compiler.strategy(self._graph_mode.item())
 
     def sync(self) -> None:
         """Bring the user's variables up to date with the running state; every worker calls it.
@@ -426,12 +385,7 @@ class AutoDist:
             if together and self._cluster.failure(wait=0.0) is None:
                 self._compiler.parameter_servers.leave()
         finally:
-            if self._session is not None:
-                self._session.close()
-            if self._scope is not None:
-                self._scope.close()
-            for function in self._functions:
-                function.clear()
+            self._graph_mode.close()
             self._functions.clear()
             self._compiler.close()
 

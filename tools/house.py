@@ -201,9 +201,9 @@ def isinstance_sites() -> list[str]:
 
 
 def loose() -> list[str]:
-    """The modules that stand in no room, beside those that users import or run."""
+    """The modules that stand in no room, beside those that users import or run: `python -m` runs `__main__`."""
     own = {path.stem for path in (ROOT / PACKAGE).glob("*.py")}
-    return sorted(own - {"__init__", "autodist", "cli", "keras", "testing", "tf_adapter"})
+    return sorted(own - {"__init__", "__main__", "autodist", "cli", "keras", "testing", "tf_adapter"})
 
 
 # -- The table --------------------------------------------------------------------------------------------------------

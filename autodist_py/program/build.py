@@ -10,13 +10,13 @@ import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import tensorflow as tf
 
+from autodist_py.capture.inexact import inexact
 from autodist_py.cluster import horovod
 from autodist_py.cluster.cluster import Cluster
-from autodist_py.diagnostics.plan import inexact
 from autodist_py.diagnostics.timeline import Timeline
 from autodist_py.kernel.analysis.own_state import own_state
 from autodist_py.kernel.collectives.engines import Engine, automatic_engine, with_engine
@@ -68,6 +68,44 @@ class CapturedStep:
     may_go: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """The kernel, as one AutoDist object uses it.
+
+    Attributes:
+        options: of all programs.
+        observers: see the programs after each pass.
+        passes: the user's own, each with the pass that it follows.
+    """
+
+    options: Options
+    observers: Sequence[Observer] = ()
+    passes: Sequence[AddedPass] = ()
+
+    def compiled(self, item: GraphItem, strategy: Strategy, topology: Topology, **own: Any) -> CompiledProgram:
+        """The program of `item`; `own` are options of this program alone."""
+        options = replace(self.options, **own)
+        return compile(item, strategy, topology, options, observers=self.observers, added=self.passes)
+
+
+class StepWarnings:
+    """What is said of steps: once of each, for whatever signature it is compiled, and if it is again."""
+
+    def __init__(self, *, is_heard: bool):
+        """Nothing is said yet; `is_heard`: somebody reads what this worker says."""
+        self._is_heard = is_heard
+        self._said: set[tuple[str, str]] = set()
+
+    def say(self, name: str, warnings: Iterable[str]) -> None:
+        """Warn the user of the step that the program of that name is of."""
+        if not self._is_heard:
+            return
+        for warning in warnings:
+            if (said := (name.rpartition("/")[0] or name, warning)) not in self._said:
+                self._said.add(said)
+                _log.warning("%s: %s", name, warning)
+
+
 class Compiler:
     """Makes programs for one AutoDist object."""
 
@@ -77,11 +115,9 @@ class Compiler:
         cluster: Cluster,
         resources: ResourceSpec,
         builder: StrategyBuilder,
-        options: Options,
-        observers: Sequence[Observer] = (),
+        kernel: Kernel,
         checked_steps: int = 0,
         timeline: Path | None = None,
-        passes: Sequence[AddedPass] = (),
     ):
         """Nothing is compiled yet.
 
@@ -90,11 +126,9 @@ class Compiler:
             cluster: the workers.
             resources: their devices.
             builder: builds the strategies.
-            options: of all programs.
-            observers: see the programs after each pass.
+            kernel: compiles the programs.
             checked_steps: in how many steps of a program its inputs are compared, where all are given the whole batch.
             timeline: a file for what some steps do; None: they are not traced.
-            passes: the user's own, each with the pass that it follows.
         """
         self.cluster = cluster
         self.agreement = Agreement(cluster, name)
@@ -105,16 +139,14 @@ class Compiler:
         pause = self.parameter_servers.pause
         self.hooks = StepHooks(
             cluster,
-            checked_steps=checked_steps if options.batch == "global" else 0,
+            checked_steps=checked_steps if kernel.options.batch == "global" else 0,
             timeline=Timeline(timeline, cluster, key=f"{name}/timeline", pause=pause) if timeline else None,
         )
         self._copies = ReplicaVariables()
         self._resources = resources
         self._builder = builder
-        self._options = options
-        self._observers = observers
-        self._passes = tuple(passes)
-        self._told: set[tuple[str, str]] = set()
+        self._kernel = kernel
+        self._warnings = StepWarnings(is_heard=cluster.is_chief)
 
     def strategy(self, item: GraphItem) -> Strategy:
         """The strategy that the chief builds for `item`, on every worker.
@@ -144,12 +176,12 @@ class Compiler:
         strategy = self.parameter_servers.at_home(strategy, step.variables)
         topology = self.topology(strategy)
         if topology.num_replicas > 1:
-            if self._options.refuses_mixtures:
+            if self._kernel.options.refuses_mixtures:
                 require_no_mixture(step.item, step.name)
-            self._warn(step.name, inexact(step.item))
+            self._warnings.say(step.name, inexact(step.item))
         self.values.broadcast(step.variables)
         program = self._compiled(step, self._with_engine_started(step, strategy), topology)
-        self._warn(step.name, self._otherwise(program, strategy))
+        self._warnings.say(step.name, self._otherwise(program, strategy))
         made = self._bound(step, program, strategy)
         _log.info(
             "%s: compiled in %.1f s for %d replicas on %d workers: %d variables, %d of them on servers or in shards, "
@@ -166,13 +198,14 @@ class Compiler:
 
     def _compiled(self, step: CapturedStep, strategy: Strategy, topology: Topology) -> CompiledProgram:
         """The program, whose schedule all workers have; its collectives are of this process alone."""
-        options = replace(
-            self._options,
+        program = self._kernel.compiled(
+            step.item,
+            strategy,
+            topology,
             first_instance_key=self.cluster.next_instance_key,
             channel=f"{self.cluster.run_id}/{self.agreement.key('channel')}",
             examples=int(self.agreement.chiefs("examples", str(step.examples or 0))) or None,
         )
-        program = compile(step.item, strategy, topology, options, observers=self._observers, added=self._passes)
         self.cluster.next_instance_key = program.next_instance_key
         self.agreement.require_same_schedule(program)
         return program
@@ -210,7 +243,7 @@ class Compiler:
             CaptureError: it writes state from this worker's own part of the batch, which the others do not see.
         """
         written = {one.name: step.variables[one.name] for one in step.item.variables if one.update_ops}
-        if self._options.batch == "local" and self.cluster.num_workers > 1:
+        if self._kernel.options.batch == "local" and self.cluster.num_workers > 1:
             # Nobody else takes part, so nothing is combined.
             for variable, writer in writes_of_own_part(step.item):
                 raise CaptureError(
@@ -222,7 +255,7 @@ class Compiler:
         topology = self.topology(everywhere).alone()
         if written or not any(source.batched for source in step.item.inputs):
             topology = Topology(topology.worker, topology.replicas[:1])
-        program = compile(step.item, everywhere, topology, self._options, observers=self._observers, added=self._passes)
+        program = self._kernel.compiled(step.item, everywhere, topology)
         return AloneProgram(
             self._executor(step, program, step.variables),
             step.variables,
@@ -278,15 +311,6 @@ class Compiler:
         yield from strategy.replaced
         for variable, reason in program.left_whole.items():
             yield f"'{variable}' is trained whole: {reason}"
-
-    def _warn(self, name: str, warnings: Iterable[str]) -> None:
-        """The chief says each warning of a step once, for whatever signature it is compiled, and if it is again."""
-        if not self.cluster.is_chief:
-            return
-        for warning in warnings:
-            if (told := (name.rpartition("/")[0] or name, warning)) not in self._told:
-                self._told.add(told)
-                _log.warning("%s: %s", name, warning)
 
 
 def require_no_mixture(item: GraphItem, name: str) -> None:

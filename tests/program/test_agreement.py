@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from autodist_py import AutoDist
-from autodist_py.diagnostics.plan import inexact
+from autodist_py.capture.inexact import inexact
 from autodist_py.kernel.pipeline import CompiledProgram, compile
 from autodist_py.program.agreement import lowered_text, require_same_schedule, run_together
 from autodist_py.proto.errors import AutoDistError

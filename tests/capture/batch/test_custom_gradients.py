@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.doors.graph import GraphScope
-from autodist_py.diagnostics.plan import inexact
+from autodist_py.capture.inexact import inexact
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.testing import NotEquivalentError, assert_equivalent
 from tests.support.custom_gradients import BATCHES, Backward, Loss, at, item_of, passing, step_of

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from autodist_py import AutoDist
 from autodist_py.capture.batch.layout_solver import LayoutSolver
-from autodist_py.diagnostics.plan import inexact
+from autodist_py.capture.inexact import inexact
 from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout
 from autodist_py.kernel.ir.names import op_of
 from autodist_py.testing import assert_equivalent

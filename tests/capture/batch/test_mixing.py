@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 from autodist_py import AutoDist
-from autodist_py.diagnostics.plan import inexact
+from autodist_py.capture.inexact import inexact
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.testing import assert_equivalent
 

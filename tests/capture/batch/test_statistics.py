@@ -11,7 +11,7 @@ import tensorflow as tf
 from autodist_py import AutoDist, CaptureError
 from autodist_py.capture.assemble import CaptureOptions, table_initializers
 from autodist_py.capture.doors.graph import GraphScope, Signature
-from autodist_py.diagnostics.plan import inexact
+from autodist_py.capture.inexact import inexact
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.testing import assert_equivalent
 

@@ -346,3 +346,13 @@ def loaded_models() -> list[Any]:
 def _of_tf_keras(module: str) -> Any:
     """A module of tf_keras's engine, which it loads when it first makes something in a graph."""
     return importlib.import_module(f"tf_keras.src.engine.{module}")
+
+
+def function_graph(op: tf.Operation, name: str) -> Any:
+    """The graph of the library function `name`, which `op` calls, with its `inputs` and `outputs`; None: of none."""
+    graph = op.graph
+    while graph is not None:
+        if (function := graph._get_function(name)) is not None:
+            return getattr(function, "graph", None)
+        graph = getattr(graph, "outer_graph", None)
+    return None

@@ -11,12 +11,16 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from autodist_py.capture.batch.constants import Constants
+from autodist_py.capture.batch.loops import RUNS, Functions
+from autodist_py.capture.batch.mapped import Argument
 from autodist_py.capture.recording.layers import LayerCall
 from autodist_py.capture.shapes import static_shape
-from autodist_py.kernel.analysis.batch_layout.along import Along, along, of_layout
+from autodist_py.kernel.analysis.batch_layout.along import Along, of_layout
 from autodist_py.kernel.analysis.batch_layout.entries import ENTRIES, SEGMENTS
+from autodist_py.kernel.analysis.batch_layout.following import OF_SHAPE, UNKNOWN, Known, followed, is_exact, of_shape
 from autodist_py.kernel.analysis.batch_layout.joins import after_turn, joined
 from autodist_py.kernel.analysis.batch_layout.layouts import FIXED, BatchLayout, Operands
+from autodist_py.kernel.analysis.batch_layout.lists import LISTS, MAKES, UNSET
 from autodist_py.kernel.analysis.batch_layout.rules import is_known, layout_of
 from autodist_py.kernel.collectives.collectives import CARRIED
 from autodist_py.kernel.collectives.reductions import SUMMED
@@ -167,9 +171,12 @@ class LayoutSolver:
         self._losses = losses
         assumed = BatchLayout.PARTIAL_SUM if item.loss_reduction == "sum" else BatchLayout.PARTIAL_MEAN
         self._assumed = {str(parse(tensor)): assumed for tensors in losses for tensor in tensors}
+        self._shown = self._assumed.keys() | {str(parse(output.tensor)) for output in item.outputs}
+        """The losses and results."""
         self._terms: dict[str, BatchLayout] = {}
         """Terms of losses that are not known, and what they are taken for where anything but a loss reads them."""
         self._flow = whole.control_flow
+        self._functions = Functions()
         self._turned: dict[str, BatchLayout] = {}
         """What goes round a loop of TensorFlow 1, as far as the turns that were looked at show."""
         self._given_whole: set[str] = set()
@@ -438,26 +445,58 @@ class LayoutSolver:
         if self.of_source(node) is not None or node.op in CONTROL_FLOW:
             return (BatchLayout.MIXED,)
         reads = [name for name in node.input if not name.startswith("^")]
-        if not is_known(node.op):
-            is_told = node.name in self.local and node.name in self._loss_region
+        in_loss = node.name in self._loss_region  # All else is computed from what is combined, with all its rows.
+        known = self._known(node, reads) if is_known(node.op) or (in_loss and node.op in LISTS) else UNKNOWN
+        if known.along is None and not is_known(node.op):
+            is_told = in_loss and node.name in self.local
             return self._taken_to_keep_apart(node, reads) if is_told else (BatchLayout.MIXED,)
-        own = tuple(self._goes_along(node.name, tensor) for tensor in reads)
-        found = along(self.operands(node, reads, tuple(self._read(node.name, tensor) for tensor in reads)), own)
-        if not isinstance(found, Along):
+        if known.along is None:
             return (BatchLayout.MIXED,)
-        self._along[node.name] = found
-        symbol = self._tensor_of(f"{node.name}:0")
-        pools = found.is_pooled and all(read is not None and not read.pools for read in own)
-        if (found.keeps_apart or (pools and not found.uneven)) and node.name in self.local:
+        self._along[node.name] = known.along
+        own = [self._known_of(node.name, tensor) for tensor in reads]
+        if node.name in self.local and is_exact(known, node.op, own):
             self.local.remove(node.name)
-        if pools and symbol.dtype.is_floating and symbol.shape.is_fully_defined():
-            return (BatchLayout.PARTIAL_SUM if found.adds else BatchLayout.PARTIAL_MEAN,)
-        return (BatchLayout.MIXED,)
+        return (known.layout if in_loss or known.layout in FIXED else BatchLayout.MIXED,)
 
-    def _goes_along(self, reader: str, tensor: str) -> Along | None:
-        """How what `reader` reads goes along examples."""
+    def _known(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> Known:
+        """What is known of what `node` makes of `reads`, where no rule says its layout."""
+        operands = self.operands(node, reads, tuple(self._read(node.name, tensor) for tensor in reads))
+        source = self._graph.nodes[op_of(reads[0])]
+        if node.op in OF_SHAPE and source.op == "Shape":
+            return of_shape(operands, self._known_of(node.name, source.input[0]))
+        own = [self._known_of(node.name, tensor) for tensor in reads]
+        return followed(operands, own, self._tensor_of(f"{node.name}:0"))
+
+    def _known_of(self, reader: str, tensor: str) -> Known:
+        """What is known of `tensor` as `reader` reads it."""
         layout = self._read(reader, tensor)
-        return self._along.get(op_of(tensor)) if layout is BatchLayout.MIXED else of_layout(layout)
+        if layout is BatchLayout.MIXED:
+            return Known(layout, self.along_of(tensor))
+        is_unset = layout is BatchLayout.REPLICATED and self._graph.nodes[op_of(tensor)].op in MAKES
+        return Known(layout, UNSET if is_unset else of_layout(layout))
+
+    def _argument(self, reader: str, tensor: str) -> Argument:
+        """What is known of `tensor`, which `reader` gives to a function."""
+        known = self._known_of(reader, tensor)
+        is_zero = known.layout is BatchLayout.REPLICATED and self._is_zero(tensor)
+        return Argument(known, is_zero, self._blocks.get(op_of(tensor)))
+
+    def along_of(self, tensor: str) -> Along | None:
+        """How `tensor`, whose layout does not say it, goes along examples, as far as it was followed."""
+        return self._along.get(str(parse(tensor)), self._along.get(op_of(tensor)))
+
+    def _run(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> tuple[BatchLayout, ...]:
+        """The layouts of what a loop, branch or call of a loss returns, by what its functions compute; none: unknown.
+
+        A value that nothing reads, as one that is kept for back-propagation, need not be known.
+        """
+        op = self._tensor_of(f"{node.name}:0").op
+        found = self._functions.results(op, [self._argument(node.name, tensor) for tensor in reads])
+        if any(one == UNKNOWN and self._is_read(node.name, index) for index, one in enumerate(found)):
+            return ()
+        along = {str(parse(f"{node.name}:{index}")): one.along for index, one in enumerate(found)}
+        self._along |= {name: one for name, one in along.items() if one is not None}
+        return tuple(one.layout for one in found)
 
     def _taken_to_keep_apart(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> tuple[BatchLayout, ...]:
         """The layouts of what an op of a loss returns that is not known: rows, where it is given as many."""
@@ -495,7 +534,7 @@ class LayoutSolver:
         if node.op in ("Reshape", "SparseReshape") and reads and self._layout(reads[-1]) is BatchLayout.SHAPE:
             return self._blocks.get(op_of(reads[-1]))
         known = (block for name in reads if (block := self._blocks.get(op_of(name))) is not None)
-        if node.op == "Merge":
+        if node.op == "Merge" or node.op in RUNS:
             blocks = {self._blocks.get(op_of(name)) for name in reads}
             return blocks.pop() if len(blocks) == 1 else None
         block = next(known, None)
@@ -610,6 +649,9 @@ class LayoutSolver:
             return (BatchLayout.MIXED if node.name in self._random else BatchLayout.REPLICATED,)
         if self._is_clipped_to_one(node):
             return (BatchLayout.REPLICATED,)
+        runs = node.op in RUNS and node.name in self._loss_region and node.name not in self._writers
+        if runs and (returned := self._run(node, reads)):
+            return returned
         if not self._belong_together(node, reads, layouts):
             layouts = tuple(BatchLayout.MIXED if layout in _CHOICES else layout for layout in layouts)
         operands = self.operands(node, reads, layouts)
@@ -638,10 +680,10 @@ class LayoutSolver:
         return (self._combined_first(node, reads, operands, result),)
 
     def _is_read(self, op: str, index: int) -> bool:
-        """Whether anything of a loss, a write or a result reads this result of `op`."""
+        """Whether this result of `op` is a loss or result, or one of these or a write reads it."""
         readers = self._graph.dataflow_consumers([op]) & self._region
         tensor = str(parse(f"{op}:{index}"))
-        return any(
+        return tensor in self._shown or any(
             str(parse(name)) == tensor
             for reader in readers
             for name in self._graph.nodes[reader].input
@@ -987,22 +1029,18 @@ class LayoutSolver:
 
     def operands(self, node: tf.compat.v1.NodeDef, reads: Sequence[str], layouts: tuple[BatchLayout, ...]) -> Operands:
         """What a rule is told about `node`, whose data inputs `reads` are of these layouts."""
-        shapes = [self._tensor_of(tensor).shape for tensor in reads]
-        row = shapes[0][1:] if shapes[0].rank else tf.TensorShape(None)
-        return Operands(
-            node=node,
-            layouts=layouts,
-            ranks=tuple(shape.rank for shape in shapes),
-            leading=tuple(shape[0] if shape.rank else None for shape in shapes),
-            row=tuple(row.as_list()) if row.rank is not None else None,
-            constants=tuple(
+        return Operands.of(
+            node,
+            [self._tensor_of(tensor) for tensor in reads],
+            layouts,
+            [
                 self._constants.value(tensor) if layout is BatchLayout.REPLICATED else None
                 for tensor, layout in zip(reads, layouts, strict=True)
-            ),
-            blocks=tuple(
+            ],
+            [
                 self._blocks.get(op_of(tensor)) if layout in _WITH_BLOCKS else None
                 for tensor, layout in zip(reads, layouts, strict=True)
-            ),
+            ],
         )
 
 

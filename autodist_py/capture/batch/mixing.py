@@ -149,7 +149,10 @@ class Mixing:
         found = self._found.get(op_of(tensor))
         if isinstance(found, Along):
             return found
-        return None if isinstance(found, Mixture) else of_layout(self.solver.layout(tensor))
+        layout = self.solver.layout(tensor)
+        if isinstance(found, Mixture):
+            return None
+        return self.solver.along_of(tensor) if layout is BatchLayout.MIXED else of_layout(layout)
 
     def _live(self, targets: Iterable[str]) -> set[str]:
         """The ops whose values the loss depends on; the statistics that a batch normalization reads are not asked for.

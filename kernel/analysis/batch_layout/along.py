@@ -32,6 +32,7 @@ class Along:
         joined: of which parts, one behind the other, each with entries for all examples, it is made; "": of one.
         others: whether there are entries beside those of examples.
         uneven: whether an entry may be made of several examples, or of none, or stand beside one of another example.
+        unset: whether it is a list of which no element has been set.
     """
 
     axes: frozenset[int] = frozenset()
@@ -45,6 +46,7 @@ class Along:
     joined: str = ""
     others: bool = False
     uneven: bool = False
+    unset: bool = False
 
     @property
     def is_same(self) -> bool:

@@ -1,6 +1,6 @@
 """How a tensor depends on a replica's examples, and what a rule is told about an op."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -82,6 +82,28 @@ class Operands:
     constants: tuple[np.ndarray | None, ...]
     blocks: tuple[int | None, ...] = ()
     """How many rows of each input, or of what it has the shape of, or places in, each example has; None: not known."""
+
+    @classmethod
+    def of(
+        cls,
+        node: tf.compat.v1.NodeDef,
+        symbols: Sequence[tf.Tensor],
+        layouts: Sequence[BatchLayout],
+        constants: Sequence[np.ndarray | None],
+        blocks: Sequence[int | None] = (),
+    ) -> "Operands":
+        """What a rule is told about `node`, whose data inputs are `symbols`: of these only shapes are asked."""
+        shapes = [symbol.shape for symbol in symbols]
+        row = shapes[0][1:] if shapes and shapes[0].rank else tf.TensorShape(None)
+        return cls(
+            node=node,
+            layouts=tuple(layouts),
+            ranks=tuple(shape.rank for shape in shapes),
+            leading=tuple(shape[0] if shape.rank else None for shape in shapes),
+            row=tuple(row.as_list()) if row.rank is not None else None,
+            constants=tuple(constants),
+            blocks=tuple(blocks),
+        )
 
     @property
     def block(self) -> int | None:

@@ -14,6 +14,7 @@ from autodist_py import AutoDist
 from autodist_py.capture.inexact import inexact
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.testing import assert_equivalent
+from tests.support.unseen import turned
 
 ROWS, WIDTH = 6, 3
 X = np.random.default_rng(3).normal(size=(ROWS, 4))
@@ -290,12 +291,9 @@ def test_losses_that_are_asked_together_count_for_their_own_variables() -> None:
 def test_what_is_not_seen_of_another_loss_is_said_beside_a_mixture() -> None:
     weights = [tf.Variable(WEIGHT, name="mixed"), tf.Variable(WEIGHT, name="unknown")]
 
-    def turned(z: tf.Tensor) -> tf.Tensor:
-        return tf.while_loop(lambda i, _: i < 2, lambda i, v: (i + 1, v * 2.0), (0, tf.reduce_mean(z)))[1]
-
     def step(x: tf.Tensor) -> None:
         with tf.GradientTape(persistent=True) as tape:
-            losses = [in_batch(tf.matmul(x, weights[0]), x), turned(tf.matmul(x, weights[1]))]
+            losses = [in_batch(tf.matmul(x, weights[0]), x), turned(tf.reduce_mean(tf.matmul(x, weights[1])))]
         for weight, loss in zip(weights, losses, strict=True):
             weight.assign_sub(0.01 * tape.gradient(loss, weight))
 

@@ -14,6 +14,7 @@ from autodist_py.capture.doors.graph import GraphScope, Signature
 from autodist_py.capture.inexact import inexact
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.testing import assert_equivalent
+from tests.support.unseen import turned
 
 X, Y = np.ones([4, 3]), np.ones(4)
 FACTOR = np.arange(3.0)
@@ -115,11 +116,6 @@ def test_a_value_is_known_for_the_whole_batch(step: Callable[..., Any], reductio
     assert output.reduction == reduction
 
 
-def _turned(x: tf.Tensor) -> tf.Tensor:
-    """What goes through a loop, which is not followed."""
-    return tf.while_loop(lambda i, _: i < 2, lambda i, v: (i + 1, v * 2.0), (0, x), name="used")[1]
-
-
 def test_what_is_drawn_is_the_first_replicas() -> None:
     def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.random.stateless_normal([], [1, 2]), tf.reduce_sum(x)
@@ -134,8 +130,8 @@ def test_a_result_that_is_not_seen_is_warned_of(index: int) -> None:
     def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             z = tf.linalg.matvec(x, weight)
-            largest = _turned(tf.reduce_max(tf.sin(z)))
-            loss = tf.reduce_mean(_turned(z)) + largest * largest
+            largest = turned(tf.reduce_max(tf.sin(z)))
+            loss = tf.reduce_mean(turned(z)) + largest * largest
         weight.assign_sub(tape.gradient(loss, weight))
         return [loss, largest][index]
 
@@ -148,7 +144,7 @@ def test_the_terms_of_a_sum_that_is_not_seen_count_in_results_as_in_the_loss() -
 
     def step(x: tf.Tensor) -> list[tf.Tensor]:
         with tf.GradientTape() as tape:
-            loss = _turned(tf.reduce_sum(tf.linalg.matvec(x, weight) ** 2))
+            loss = turned(tf.reduce_sum(tf.linalg.matvec(x, weight) ** 2))
             total = loss + tf.reduce_sum(weight**2)
         weight.assign_sub(0.01 * tape.gradient(total, weight))
         return [loss, total]
@@ -272,7 +268,7 @@ def test_of_ops_that_mix_examples_only_those_are_named_that_anything_comes_of() 
     def step(x: tf.Tensor, y: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
             clipped = tf.minimum(tf.maximum(tf.reduce_max(x * weight, name="unused"), 2.0), 2.0)
-            loss = tf.reduce_mean(x * weight) * clipped + _turned(tf.reduce_mean(x * weight))
+            loss = tf.reduce_mean(x * weight) * clipped + turned(tf.reduce_mean(x * weight), "used")
         weight.assign_sub(tape.gradient(loss, weight))
 
     item = captured(step)

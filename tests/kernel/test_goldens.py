@@ -16,30 +16,10 @@ from autodist_py.kernel.pipeline import PASSES, start
 from autodist_py.kernel.program import Cuts, Lowered, Options, Program, Replication
 from autodist_py.kernel.program_text import FIELDS, format_op, format_program
 from autodist_py.kernel.runner import run_passes
-from autodist_py.proto.strategy import Strategy, VariableStrategy
-from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 from tests.support import kernel_programs
+from tests.support.golden_cases import CASES
 
 GOLDENS = Path(__file__).parent / "goldens"
-SERVERS = {"127.0.0.1:CPU:0": 0, "127.0.0.2:CPU:0": 1}
-SHARDS = VariableStrategy(
-    "w",
-    None,
-    "1,2",
-    (
-        VariableStrategy("w/part_0", AllReduceSynchronizer()),
-        VariableStrategy("w/part_1", PSSynchronizer("127.0.0.2:CPU:0")),
-    ),
-    (2, 1),
-)
-CASES = {
-    "one_worker_of_two_replicas": (kernel_programs.topology(2), None),
-    "worker_0_of_two": (kernel_programs.topology(1, 1, worker=0), None),
-    "worker_1_of_two_with_shards": (
-        replace(kernel_programs.topology(1, 1, worker=1), servers=SERVERS),
-        Strategy((SHARDS,), tuple(SERVERS)),
-    ),
-}
 
 
 def printed(item, topology, strategy) -> dict[str, str]:

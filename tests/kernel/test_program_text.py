@@ -15,8 +15,8 @@ from autodist_py.kernel.runner import run_passes
 from autodist_py.kernel.verify import verify
 from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
-from tests.kernel.test_goldens import CASES, SERVERS
 from tests.support import kernel_programs
+from tests.support.golden_cases import CASES, SERVERS
 from tests.support.program_parser import TextError, parse_program
 
 TWO_SERVERS = replace(kernel_programs.topology(1, 1, worker=1), servers=SERVERS)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist_py.diagnostics.plan import inexact
+from autodist_py.capture.inexact import inexact
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.testing import assert_equivalent
 from tests.support.capture_steps import capture

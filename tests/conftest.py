@@ -4,6 +4,7 @@ import os
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Of what tests start all workers' output is shown, so that it can be looked at; tests of the default unset it.
 os.environ["AUTODIST_OUTPUT"] = "all"
 
-CLUSTERS_OF_A_CASE = 2
+CLUSTERS_OF_A_CASE = 1
 TURN = int(os.environ.get("CORPUS_TURN", "0"))
 
 
@@ -42,10 +43,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def mark_turns(items: list[pytest.Item]) -> None:
-    """Each case of a test is run on n of its clusters, in turns, as `on(n)` says, or on two; on the others it is slow.
+    """Each case of a test is run on n of its clusters, in turns, as `on(n)` says, or on one; on the others it is slow.
 
-    The next case begins with the next cluster, and so does the next commit (`CORPUS_TURN`).
+    The next case begins with the next cluster, and so does the next commit (`CORPUS_TURN`). Of a module's other tests
+    that are marked `turns(n)`, every n-th is run, from another one on for each commit.
     """
+    of_modules: dict[Path, list[pytest.Item]] = defaultdict(list)
     tests: dict[tuple[str, int], dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
         if "cluster" in parameters_of(item):
@@ -53,6 +56,13 @@ def mark_turns(items: list[pytest.Item]) -> None:
             others = {name: value for name, value in parameters_of(item).items() if name != "cluster"}
             number = marker.args[0] if marker else CLUSTERS_OF_A_CASE
             tests[item.nodeid.partition("[")[0], number][repr(others)].append(item)
+        elif item.get_closest_marker("turns"):
+            of_modules[item.path].append(item)
+    for of_module in of_modules.values():
+        for position, item in enumerate(of_module, start=TURN):
+            marker = item.get_closest_marker("turns")
+            if marker and position % marker.args[0]:
+                item.add_marker(pytest.mark.slow)
     for (_, number), cases in tests.items():
         for turn, on_clusters in enumerate(cases.values(), start=TURN):
             for position, item in enumerate(on_clusters):

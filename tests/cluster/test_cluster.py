@@ -15,7 +15,7 @@ from autodist_py.proto.errors import ClusterError, WorkerFailedError
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
 from tests.support.runs import Run
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.turns(3)]
 
 # -- One healthy run, looked at from several sides ---------------------------------------------------------------------
 

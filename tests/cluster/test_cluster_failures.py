@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.processes import is_running, until
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.turns(3)]
 
 END_SECONDS = 10.0
 

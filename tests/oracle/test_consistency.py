@@ -17,7 +17,7 @@ from tests.support.cluster_pool import THREE_WORKERS, TWO_WORKERS, Cluster
 from tests.support.oracle import assert_close
 from tests.support.served import InShards, Spread, descending
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.turns(3)]
 
 on_three = pytest.mark.parametrize(
     "cluster", [THREE_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"

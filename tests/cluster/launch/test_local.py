@@ -18,7 +18,7 @@ from autodist_py.proto.errors import ClusterError
 from autodist_py.proto.resource_spec import NodeSpec
 from tests.support.processes import ROOT, Lines, is_running
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.turns(3)]
 
 NODE = NodeSpec("127.0.0.2")
 

@@ -22,7 +22,7 @@ from autodist_py.proto.errors import ClusterError
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec, SSHConfig
 from tests.support.processes import ROOT, Lines, is_running, until
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.turns(3)]
 
 SECRET = "s3cr3t" * 4
 SSH = """#!/bin/sh

@@ -10,7 +10,7 @@ There they may travel as a dense gradient instead (`sparse_as_dense.py`). Rows t
 dense gradients are, and of indices that are distinct in the whole batch each comes once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -25,10 +25,8 @@ from autodist_py.kernel.analysis.replica_weights import (
 )
 from autodist_py.kernel.analysis.row_access import adds_rows_up
 from autodist_py.kernel.collectives import sparse_as_dense
-from autodist_py.kernel.collectives.collectives import ENGINES, Collectives, most_elements, on_each
-from autodist_py.kernel.collectives.hierarchical_copy import HierarchicalCopyAllReduce
-from autodist_py.kernel.collectives.nccl import NcclAllReduce
-from autodist_py.kernel.collectives.to_one_device import ReductionToOneDevice, WithinWorker
+from autodist_py.kernel.collectives.collectives import ENGINES, Collectives, most_elements
+from autodist_py.kernel.collectives.local import LOCAL_REDUCTIONS, copied
 from autodist_py.kernel.compressors.codec import Wire
 from autodist_py.kernel.compressors.coding import Coding
 from autodist_py.kernel.compressors.rounding import rounded, travelling
@@ -39,13 +37,6 @@ from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import on_replica
 from autodist_py.kernel.ir.state import Recorder
 from autodist_py.kernel.program import Program
-
-_LOCAL: Mapping[str, WithinWorker] = {
-    "one_device": ReductionToOneDevice(),
-    "hierarchical": HierarchicalCopyAllReduce(),
-    "nccl": NcclAllReduce(),
-}
-"""How a worker's replicas are added up, by `AllReduceSynchronizer.local`."""
 
 
 def combine(
@@ -126,11 +117,11 @@ def _locally_first(
     event: AllReduceBucket, values: Sequence[tf.Tensor], devices: Sequence[str], collectives: Collectives
 ) -> list[tf.Tensor]:
     """The sum of all replicas of all workers, on each device: this worker's are added up, and are one member."""
-    local = _LOCAL[event.local]
+    local = LOCAL_REDUCTIONS[event.local]
     if event.engine == LOCAL:
-        return local.reduce(values, devices)
+        return local.on_each(values, devices)
     (total,) = _sums(event, [local.on_first(values, devices)], devices[:1], collectives)
-    return on_each(total, devices)
+    return copied(total, devices)
 
 
 def _sums(
@@ -171,14 +162,14 @@ def _reduce_coded(
     with tf.device(devices[0]):
         parts = [_weighted(copies, shares, devices) for copies in gradients]
         if len(devices) > 1:
-            parts = [[_LOCAL[event.local].on_first(copies, devices)] for copies in parts]
+            parts = [[LOCAL_REDUCTIONS[event.local].on_first(copies, devices)] for copies in parts]
         own = [tf.cast(copies[0], event.dtype) for copies in parts]
         coding = Coding(program, event.compressor, event.gradients, event.dtype, recorder)
         sent, states = coding.compress(own, wire)
         travelled = collectives.gather(sent) if event.compressor.gathers else wire.total(sent)
         totals, after = coding.decompress(travelled, states, wire)
         coding.keep(after, after=[travelled])
-    return [[[copy] for copy in on_each(total, devices)] for total in totals]
+    return [[[copy] for copy in copied(total, devices)] for total in totals]
 
 
 def _weighted(copies: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], devices: Sequence[str]) -> list[tf.Tensor]:

@@ -283,12 +283,3 @@ def _as_rows(words: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """Rows of the shape and type of `like`, given by their words."""
     numbers = numbers_of(words, like.dtype, math.prod(like.shape[1:]))
     return tf.reshape(numbers, [tf.shape(words)[0], *like.shape[1:]])
-
-
-def on_each(value: tf.Tensor, devices: Sequence[str]) -> list[tf.Tensor]:
-    """The value, which is on the first of the devices, on each of them."""
-    copies = [value]
-    for device in devices[1:]:
-        with tf.device(device):
-            copies.append(tf.identity(value))
-    return copies

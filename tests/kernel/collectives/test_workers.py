@@ -1,4 +1,4 @@
-"""Reductions over real workers with several replicas each equal numpy's of all replicas' values."""
+"""Collectives of real workers with several replicas each equal numpy's, and are the same on all of them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,18 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist_py.kernel.collectives.collectives import Collectives
 from tests.support import kernel_programs
 from tests.support.cluster_pool import UNEVEN_WORKERS, Cluster, Shape
-from tests.support.reductions import (
-    FLOATS,
-    OVER_WORKERS,
-    assert_reduced,
-    assert_rows,
-    devices_of,
-    is_float,
-    one_of_each,
-    rows_of_each,
-)
+from tests.support.reductions import assert_summed, devices_of, one_of_each
 
 EVEN_WORKERS = Shape("2-workers-2+2-replicas", (2, 2))
 on_workers = pytest.mark.parametrize(
@@ -28,124 +20,128 @@ on_workers = pytest.mark.parametrize(
     indirect=True,
     scope="module",
 )
-each_op = pytest.mark.parametrize("op", OVER_WORKERS)
 COUNTS = ([3, 0, 2, 1], [0, 0, 5, 0], [0, 0, 0, 0])
 
 
-def on_worker(replicas: Sequence[int], method: str, op: str, values: Any, **arguments: Any) -> list[Any]:
-    """What the op makes of this worker's part of `values`, one per replica of the cluster, for each of its replicas.
-
-    Where `values` is a list of lists it is a batch of such; a pair is indices and rows of a sparse value.
-    """
+def on_worker(replicas: Sequence[int], method: str, values: Any, **arguments: Any) -> list[Any]:
+    """What the collective makes of this worker's part of `values`, which are for each value one per member."""
     from autodist_py import tf_adapter
     from autodist_py.cluster.member import WorkerCluster
-    from autodist_py.kernel.collectives.collectives import Collectives
+    from autodist_py.kernel.collectives.rows import gathered_rows
 
     cluster = WorkerCluster.of_process
     assert cluster is not None
-    topology = kernel_programs.topology(*replicas, worker=cluster.rank)
-    first = sum(replicas[: cluster.rank])
-    own = tf.nest.map_structure(
-        tf.constant, [copies[first : first + replicas[cluster.rank]] for copies in values], expand_composites=True
-    )
-    collectives = Collectives(topology, cluster.next_instance_key)
-    devices = devices_of(len(topology.local_replicas))
-    shapes: list[Any] = []
+    collectives = Collectives(kernel_programs.topology(*replicas, worker=cluster.rank), cluster.next_instance_key)
+    members = replicas if arguments.get("is_each") else [1] * len(replicas)
+    first = sum(members[: cluster.rank])
+    own = [[tf.constant(one) for one in copies[first : first + members[cluster.rank]]] for copies in values]
+    devices = devices_of(members[cluster.rank])
 
     def body(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        batch = [
-            [tf.IndexedSlices(one[1], one[0]) if isinstance(one, tuple) else one for one in copies]
-            for copies in tf.nest.pack_sequence_as(own, inputs)
-        ]
-        made = OVER_WORKERS[op](collectives)
-        if method == "batch_reduce":
-            results = made.batch_reduce(batch, devices, **arguments)
-        elif method == "broadcast":
-            results = [made.broadcast(copies[0], devices) for copies in batch]
+        batch = tf.nest.pack_sequence_as(own, inputs)
+        if method == "sum_of_members":
+            results = [collectives.sum_of_members(copies, devices, hint="ring", **arguments) for copies in batch]
+        elif method == "rows":
+            results = [[gathered_rows(copies[0], collectives)] for copies in batch]
         else:
-            results = [getattr(made, method)(copies, devices, **arguments) for copies in batch]
-        results = [
-            [(one.indices, one.values) if isinstance(one, tf.IndexedSlices) else one for one in copies]
-            for copies in results
-        ]
-        shapes.append(results)
+            results = [[getattr(collectives, method)(copies[0])] for copies in batch]
         return tf.nest.flatten(results)
 
     flat = tf.nest.flatten(own)
-    specs = [tf.TensorSpec(value.shape, value.dtype) for value in flat]
-    run = tf_adapter.traced_function("reductions", specs, body)
+    run = tf_adapter.traced_function("collectives", [tf.TensorSpec(one.shape, one.dtype) for one in flat], body)
     for _ in range(2):  # A key stands for what it stood for in the first run.
         results = run(flat)
     cluster.next_instance_key = collectives.next_key
-    return tf.nest.pack_sequence_as(shapes[0], [one.numpy() for one in results])
+    return tf.nest.pack_sequence_as(own, [one.numpy() for one in results])
 
 
-def everywhere(cluster: Cluster, method: str, op: str, values: Any, **arguments: Any) -> list[list[Any]]:
-    """For each of `values` what all replicas of the cluster have."""
-    replicas = cluster.shape.replicas
-    found = cluster.run(on_worker, replicas=replicas, method=method, op=op, values=values, **arguments)
+def everywhere(cluster: Cluster, method: str, values: Any, **arguments: Any) -> list[list[Any]]:
+    """For each of `values` what all members of the cluster have."""
+    found = cluster.run(on_worker, replicas=cluster.shape.replicas, method=method, values=values, **arguments)
     return [[copy for copies in of_worker for copy in copies] for of_worker in zip(*found, strict=True)]
 
 
-@pytest.mark.parametrize("method", ["reduce", "batch_reduce"])
-@each_op
+@pytest.mark.parametrize("most", [1 << 20, 64], ids=["whole", "in-pieces"])
+@pytest.mark.parametrize("is_each", [True, False], ids=["replicas", "workers"])
 @on_workers
-def test_values_of_all_workers_are_reduced(cluster, op, method):
-    for kind in ("sum", "mean"):
-        batch = one_of_each(cluster.shape.num_replicas)
-        batch = [values for values in batch if kind == "sum" or is_float(values[0])]
-        for copies, values in zip(everywhere(cluster, method, op, batch, reduction=kind), batch, strict=True):
-            assert len(copies) == cluster.shape.num_replicas
-            assert_reduced(copies, values, kind)
+def test_the_values_of_all_members_are_summed(cluster, is_each, most):
+    members = cluster.shape.num_replicas if is_each else cluster.shape.num_workers
+    batch = one_of_each(members)
+    for copies, values in zip(
+        everywhere(cluster, "sum_of_members", batch, is_each=is_each, most=most), batch, strict=True
+    ):
+        assert len(copies) == members
+        assert_summed(copies, values)
 
 
-@each_op
 @on_workers
-def test_rows_of_all_workers_are_gathered_whatever_number_a_replica_has(cluster, op):
-    for kind in ("sum", "mean"):
-        types = [*FLOATS, *([tf.int32] if kind == "sum" else [])]
-        rows = [
-            rows_of_each(counts[: cluster.shape.num_replicas], dtype, width=width)
-            for dtype, counts in [(dtype, COUNTS[position % 3]) for position, dtype in enumerate(types)]
-            for width in (2, 0)
-        ] + [rows_of_each(counts[: cluster.shape.num_replicas], tf.float32) for counts in COUNTS]
-        for copies, parts in zip(everywhere(cluster, "reduce", op, rows, reduction=kind), rows, strict=True):
-            assert len(copies) == cluster.shape.num_replicas
-            assert_rows(copies, parts, kind)
-
-
-@pytest.mark.parametrize("axis", [0, -1])
-@on_workers
-def test_tensors_of_different_lengths_are_gathered_along_an_axis(cluster, axis):
+def test_the_rows_of_all_workers_are_gathered_whatever_number_one_has(cluster):
     rng = np.random.default_rng(0)
-    values = []
     kinds = (np.float32, tf.bfloat16.as_numpy_dtype, np.int8, np.uint16, np.int32, np.uint64, bool, np.complex64)
-    for kind in (*kinds, np.complex128):
-        for counts in COUNTS:
-            shapes = [(count, 2) if axis == 0 else (2, 3, count) for count in counts[: cluster.shape.num_replicas]]
-            values.append([rng.integers(0, 9, size=shape).astype(kind) for shape in shapes])
-    for copies, parts in zip(everywhere(cluster, "gather", "ring", values, axis=axis), values, strict=True):
+    values = [
+        [rng.integers(0, 9, size=(count, 2)).astype(kind) for count in counts[: cluster.shape.num_workers]]
+        for kind in (*kinds, np.complex128)
+        for counts in COUNTS
+    ]
+    for copies, parts in zip(everywhere(cluster, "rows", values), values, strict=True):
         for copy in copies:
             assert copy.dtype == parts[0].dtype
-            np.testing.assert_array_equal(copy, np.concatenate(parts, axis=axis))
+            np.testing.assert_array_equal(copy, np.concatenate(parts))
 
 
 @on_workers
 def test_the_first_workers_value_is_broadcast_bit_by_bit(cluster):
     kinds = (np.float32, tf.bfloat16.as_numpy_dtype, np.float16, np.float64, np.int32, np.int64, np.uint8, bool)
-    replicas = range(cluster.shape.num_replicas)
-    values = [[np.array([-0.0, 3 + replica, 1]).astype(kind) for replica in replicas] for kind in kinds]
-    values += [[np.zeros(shape) + replica for replica in replicas] for shape in ((), (0, 2))]
-    for copies, parts in zip(everywhere(cluster, "broadcast", "ring", values), values, strict=True):
+    workers = range(cluster.shape.num_workers)
+    values = [[np.array([-0.0, 3 + worker, 1]).astype(kind) for worker in workers] for kind in kinds]
+    values += [[np.zeros(shape) + worker for worker in workers] for shape in ((), (0, 2))]
+    for copies, parts in zip(everywhere(cluster, "broadcast", values), values, strict=True):
         for copy in copies:
             assert (copy.dtype, copy.shape, copy.tobytes()) == (parts[0].dtype, parts[0].shape, parts[0].tobytes())
 
 
-@each_op
-@on_workers
-def test_results_for_one_destination_need_no_other_replicas_result(cluster, op):
-    values = one_of_each(cluster.shape.num_replicas, seed=2)
-    found = everywhere(cluster, "batch_reduce", op, values, destinations="/device:CPU:0")
-    for copies, parts in zip(found, values, strict=True):
-        assert len(copies) == cluster.shape.num_workers
-        assert_reduced(copies, parts, "sum")
+@pytest.mark.parametrize(("most", "collectives"), [(100, 1), (99, 2), (32, 4), (1 << 20, 1)])
+def test_what_is_larger_than_a_collective_may_be_is_cut(most, collectives):
+    made = Collectives(kernel_programs.topology(2), 1)
+    with tf.Graph().as_default():
+        members = [tf.compat.v1.placeholder(tf.float32, [100]) for _ in range(2)]
+        made.sum_of_members(members, devices_of(2), hint="ring", is_each=True, most=most)
+    assert len(made.made) == collectives
+
+
+@pytest.mark.parametrize("hint", ["ring", "nccl"])
+@pytest.mark.parametrize("is_each", [True, False])
+def test_the_engine_of_a_collective_is_the_one_that_is_asked_for(is_each, hint):
+    count = 2 if is_each else 1
+    with tf.Graph().as_default() as graph:
+        members = [tf.compat.v1.placeholder(tf.float32, [4]) for _ in range(count)]
+        made = Collectives(kernel_programs.topology(2, 2), 1)
+        made.sum_of_members(members, devices_of(count), hint=hint, is_each=is_each, most=9)
+    hints = [node.attr["communication_hint"].s for node in graph.as_graph_def().node if "Collective" in node.op]
+    assert [one for one in hints if one] == [hint.encode()] * count
+
+
+def test_all_workers_make_the_same_collectives_in_the_same_order():
+    def made(worker):
+        topology = kernel_programs.topology(2, 1, 3, worker=worker)
+        count = len(topology.local_replicas)
+        collectives = Collectives(topology, 7)
+        with tf.Graph().as_default() as graph:
+            for kind in (tf.float32, tf.int32):
+                members = [tf.compat.v1.placeholder(kind, [60]) for _ in range(count)]
+                collectives.sum_of_members(members, devices_of(count), hint="ring", is_each=True, most=32)
+            collectives.gather_rows([tf.compat.v1.placeholder(tf.float32, [None])])
+            collectives.broadcast(members[0])
+
+        def described(name):
+            op = graph.get_operation_by_name(name)
+            keys = [tf.get_static_value(source) for source in op.inputs if source.op.type == "Const"]
+            return op.type.replace("Recv", "").replace("Send", ""), [int(key) for key in keys if np.ndim(key) == 0]
+
+        assert all(len({str(described(name)) for name in one.ops}) == 1 for one in collectives.made)
+        return [described(one.ops[0]) for one in collectives.made], collectives.next_key
+
+    first = made(0)
+    assert made(1) == first
+    assert made(2) == first
+    assert len(first[0]) == 2 * 2 + 2 + 1

@@ -1,1 +1,1 @@
-"""Reductions over replicas by themselves: no variable, no strategy, only tensors and devices."""
+"""The collectives of a step: all-reduce, how replicas are added up, buckets, and the choice of an engine."""

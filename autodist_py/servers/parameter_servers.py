@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -29,6 +30,9 @@ class ParameterServers:
         homes: where the variables live.
     """
 
+    _of_process: ClassVar["weakref.WeakSet[ParameterServers]"] = weakref.WeakSet()
+    """Those of every AutoDist object: a worker that waits for all others takes a step of none of them."""
+
     def __init__(self, cluster: Cluster, key: Callable[[str], str], server_devices: Sequence[str]):
         """Nothing is served yet.
 
@@ -43,6 +47,7 @@ class ParameterServers:
         self._apart: list[Messages] = []
         """Those of programs whose steps workers take by themselves."""
         self._forget_exit: Callable[[], None] | None = None
+        ParameterServers._of_process.add(self)
 
     @property
     def is_any(self) -> bool:
@@ -185,8 +190,9 @@ class ParameterServers:
 
     def pause(self) -> None:
         """This worker is about to wait for all others: until then servers let none of them wait for its next step."""
-        for messages in list(self._messages):
-            messages.pause()
+        for servers in list(ParameterServers._of_process):
+            for messages in list(servers._messages):
+                messages.pause()
 
     def leave(self) -> None:
         """Bring what lives elsewhere here when all workers have taken their last steps."""

@@ -264,3 +264,28 @@ def test_workers_that_step_by_themselves_may_end_one_after_the_other(tmp_path: P
     output = ended.stdout + ended.stderr
     assert ended.returncode == 0, output
     assert all(f"worker {rank} ends" in output for rank in range(3))
+
+
+@pytest.mark.parametrize("closing", ["", "other.close()"], ids=["at-exit", "closing"])
+def test_workers_that_keep_within_a_bound_may_end_one_after_the_other_with_programs_of_two_autodists(
+    tmp_path: Path, closing: str
+) -> None:
+    body = """
+    other = AutoDist(strategy_builder=os.environ["BUILDER"])
+    more = tf.Variable(np.zeros(2))
+
+    @other.function
+    def another():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(more)
+        more.assign_sub(tape.gradient(loss, more))
+
+    another()
+    for number in range(5 if autodist.rank == 0 else 20 * autodist.rank):
+        step()
+    print(f"worker {autodist.rank} ends")
+    """
+    ended = run_script(tmp_path, SCRIPT + textwrap.dedent(body) + closing, BUILDER="PS(staleness=1)")
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == 0, output
+    assert all(f"worker {rank} ends" in output for rank in range(3))

@@ -18,6 +18,7 @@ from autodist_py.kernel.analysis.batch_layout.layouts import (
     Operands,
 )
 from autodist_py.kernel.analysis.batch_layout.lists import LISTS, along_lists
+from autodist_py.kernel.analysis.batch_layout.parts import PARTS, part_of
 
 _REDUCES = frozenset({"Mean", "StridedSlice", "Sum"})
 """Op types that make a sum, or mean, over examples of several such."""
@@ -53,6 +54,9 @@ def followed(operands: Operands, reads: Sequence[Known], symbol: tf.Tensor) -> K
     if operands.node.op == "Shape":
         is_of_examples = own[0] is not None and own[0].axes and symbol.shape.rank == 1
         return Known(MIXED, NUMBER) if is_of_examples else UNKNOWN
+    whole = own[operands.node.op == "Split"]
+    if operands.node.op in PARTS and whole is not None and (part := part_of(operands, whole)) is not None:
+        return Known(_layout(part, symbol), part)
     found = along(operands, own)
     if not isinstance(found, Along):
         return UNKNOWN
@@ -81,7 +85,7 @@ def of_shape(operands: Operands, source: Known) -> Known:
         return UNKNOWN
     if axis not in read.axes:
         return SAME
-    return UNKNOWN if read.joined or read.others else known_by(COUNT)
+    return UNKNOWN if read.others else known_by(COUNT)  # Of several batches it is so many times their size.
 
 
 def is_exact(known: Known, op_type: str, reads: Sequence[Known]) -> bool:

@@ -57,7 +57,32 @@ def convolved(images: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
     return tf.nn.max_pool2d(tf.nn.conv2d(tf.reshape(images, [-1, 2, 2, 1]), filters, 1, "SAME"), 2, 2, "SAME")
 
 
+def first_of(parts: list[tf.Tensor]) -> tf.Tensor:
+    return tf.reduce_mean(parts[0] ** 2 * parts[1]) + tf.reduce_mean(tf.cos(parts[-1]))
+
+
+def cut(value: tf.Tensor, *batches: tf.Tensor) -> list[tf.Tensor]:
+    """The rows of two batches, by the number of the first one's."""
+    size = tf.shape(batches[0])[0]
+    return [value[:size], value[size:]]
+
+
+def nested(a: tf.Tensor, b: tf.Tensor, y: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    """Two batches of two, joined and taken apart."""
+    pairs = tf.split(both(both(a, b), both(b, a)) @ w, 2)
+    return tf.reduce_sum(tf.tanh(pairs[0] * pairs[1])) + tf.reduce_sum(cut(pairs[1], b)[1] * (a @ w))
+
+
 SEEN = {
+    "split": ("mean", lambda a, b, y, w: first_of(tf.split(both(a, b) @ w, 2))),
+    "cut": ("mean", lambda a, b, y, w: first_of(cut(both(a, b) @ w, a))),
+    "three, split": ("mean", lambda a, b, y, w: first_of(tf.split(tf.concat([a, b, a + b], 0) @ w, 3))),
+    "the first of three": ("sum", lambda a, b, y, w: tf.reduce_sum(cut(tf.concat([a, b, a], 0) @ w, a)[0] * (b @ w))),
+    "joined again": ("sum", nested),
+    "a result for each, split": (
+        "mean",
+        lambda a, b, y, w: (lambda parts: (first_of(parts), parts[1]))(tf.split(both(a, b) @ w, 2)),
+    ),
     "images of two batches": ("sum", lambda a, b, y, w: tf.reduce_sum(convolved(both(a, b), w) ** 2)),
     "a sum over two batches": ("sum", lambda a, b, y, w: tf.reduce_sum((both(a, b) @ w) ** 2)),
     "a mean over two batches": ("mean", lambda a, b, y, w: tf.reduce_mean((both(a, b) @ w) ** 2)),
@@ -139,6 +164,47 @@ def over_time(a: tf.Tensor, b: tf.Tensor, y: tf.Tensor, w: tf.Tensor) -> tf.Tens
 def test_a_sum_over_the_turns_of_a_loop_is_not_taken_for_one_over_examples() -> None:
     assert [one.reduction for one in item_of(over_time).gradients] == [""]
     assert_equivalent(step_of(over_time), BATCHES, replicas=2)
+
+
+def shuffled(a: tf.Tensor, b: tf.Tensor, w: tf.Tensor) -> list[tf.Tensor]:
+    return tf.split(tf.random.shuffle(both(a, b), seed=1) @ w, 2)
+
+
+OTHER_PARTS = {
+    "halves of a batch": lambda a, b, y, w: first_of(tf.split(both(a, b) @ w, 4)),
+    "at another place": lambda a, b, y, w: first_of(cut(both(a, both(a, b)) @ w, both(b, b))),
+    "rows of a batch twice as long": lambda a, b, y, w: tf.reduce_mean(
+        cut(both(tf.reshape(a, [-1, 2]), tf.reshape(b, [-1, 2])), a)[0] @ w[:2]
+    ),
+    "the last half": lambda a, b, y, w: tf.reduce_mean(
+        cut(tf.reverse(both(a[:, :2], tf.reshape(b, [-1, 2])), [0]), a)[0] @ w[:2]
+    ),
+    "half of them shuffled": lambda a, b, y, w: tf.reduce_mean(shuffled(a, b, w)[0]),
+    "shuffled, beside others": lambda a, b, y, w: tf.reduce_mean(shuffled(a, b, w)[0] * (a @ w)),
+    "from the end on": lambda a, b, y, w: tf.reduce_mean(tf.split(tf.reverse(both(a, b), [0]) @ w, 2)[0] * (a @ w)),
+}
+
+
+@pytest.mark.parametrize("loss_of", OTHER_PARTS.values(), ids=OTHER_PARTS.keys())
+def test_other_parts_of_joined_batches_are_told_of(loss_of: Loss) -> None:
+    assert list(inexact(item_of(loss_of)))
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_a_mean_iou_of_one_of_two_joined_batches_is_one_devices(replicas: int) -> None:
+    overlap = keras.metrics.MeanIoU(3)
+    weight = tf.Variable(KERNEL)
+
+    def step(a: tf.Tensor, b: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            one, other = tf.split(both(a, b) @ weight, 2)
+            loss = tf.reduce_mean(one**2) + tf.reduce_mean(tf.cos(other))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        overlap.update_state(tf.cast(y > 0.0, tf.int32), tf.argmax(one, axis=1))
+        return [loss, overlap.result()]
+
+    assert not list(inexact(capture(step, *map(tf.constant, BATCHES[0])).item))
+    assert_equivalent(step, BATCHES, replicas=replicas)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-all corpus fuzz fuzz-inputs kills packages mutations bench lint ruff format-check mypy imports proto-check proto docs docs-check sentences house horovod lab-deps clean
+.PHONY: demo test test-all corpus fuzz fuzz-inputs kills packages mutations bench lint ruff format-check mypy imports proto-check proto docs docs-check sentences house house-table horovod lab-deps clean
 
 demo: $(INSTALLED)
 	$(BIN)/autodist run --local 2 examples/digits.py --compare
@@ -86,6 +86,9 @@ sentences: $(INSTALLED)
 
 # The figures of the house: how far a gradient, a first call and a failure go through the code, and how large things are.
 house: $(INSTALLED)
+
+house-table: $(INSTALLED)
+	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python tools/house.py --write
 	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python tools/house.py
 
 docs: $(INSTALLED)

@@ -1,14 +1,15 @@
 """How far things go through the code, and how large they are: `make house` prints the figures beside their bounds.
 
 A profile hook notes calls between modules: of the pass that combines one dense gradient, and of a step's first call.
-Imports are a graph; the rest is counted in the syntax trees. Exit code 1: a figure is over its bound.
+Imports are a graph; the rest is counted in the syntax trees. Exit code 1: a figure is over its bound, or
+CONTRIBUTING.md has another table.
 """
 
 import ast
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "autodist_py"
 FOLDERS = (PACKAGE, "kernel", "proto", "strategy_builders")
 LARGEST = 6
+PAGE = ROOT / "CONTRIBUTING.md"
+BEGIN, END = "<!-- made by `make house-table` -->\n\n", "\n<!-- to here -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,13 +241,28 @@ def _figure(what: str, before: tuple[int, ...], bound: tuple[int, ...], now: tup
     )
 
 
+def table(found: Iterable[Figure]) -> str:
+    """The figures as CONTRIBUTING.md has them."""
+    rows = [f"| {one.what} | {one.before} | {one.bound} | {one.now} |" for one in found]
+    return "\n".join(("| what | before | at most | now |", "| --- | --- | --- | --- |", *rows)) + "\n"
+
+
 def main() -> int:
-    """Prints the table; 1 if a figure is over its bound."""
-    table = Table("what", "before", "at most", "now", "")
+    """Prints the table, or with `--write` writes it; 1 if a figure is over its bound, or the page has another table."""
     found = list(figures())
+    shown = Table("what", "before", "at most", "now", "")
     for one in found:
-        table.add_row(one.what, one.before, one.bound, one.now, "" if one.holds else "over")
-    Console().print(table)
+        shown.add_row(one.what, one.before, one.bound, one.now, "" if one.holds else "over")
+    Console().print(shown)
+    text = PAGE.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, behind = rest.partition(END)
+    wanted = before + BEGIN + table(found) + END + behind
+    if sys.argv[1:] == ["--write"]:
+        PAGE.write_text(wanted)
+    elif wanted != text:
+        print(f"{PAGE.name} has another table: run `make house-table`", file=sys.stderr)
+        return 1
     return not all(one.holds for one in found)
 
 

@@ -239,6 +239,19 @@ def test_a_script_that_ends_waits_for_who_may_still_look(tmp_path: Path) -> None
     assert "worker 2 has [2.71 2.71]" in output
 
 
+def test_what_a_script_registers_with_atexit_still_reads_every_variable(tmp_path: Path) -> None:
+    body = """
+    import atexit
+    atexit.register(lambda: autodist.rank == 2 and print(f"worker 2 has {momentum.numpy()}"))
+    for _ in range(3):
+        step()
+    """
+    ended = run_script(tmp_path, SCRIPT + STATEFUL + textwrap.dedent(body), BUILDER="PS()")
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == 0, output
+    assert "worker 2 has [2.71 2.71]" in output
+
+
 def test_closing_brings_what_workers_that_step_by_themselves_have_made(tmp_path: Path) -> None:
     body = """
     with autodist:

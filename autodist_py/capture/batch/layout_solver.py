@@ -619,7 +619,7 @@ class LayoutSolver:
             return layout
         is_fixed = name in self._assumed and self._tensor_of(name).shape.is_fully_defined()
         if is_fixed and not self._can_compute_again(op_of(name)):
-            return self._assumed[name]  # As the user is told: see `plan.inexact`.
+            return self._assumed[name]  # As the user is told: see `inexact.inexact`.
         return BatchLayout.SHARDED if self._keeps_apart(self._layers.get(name)) else layout
 
     def _keeps_apart(self, call: LayerCall | None) -> bool:

@@ -73,7 +73,7 @@ def with_statistics(
         return replace(item, gradients=gradients, outputs=outputs)
     mixing = Mixing(whole, solver, tensor_of)
     mixtures = mixing.told(item.gradients, losses)
-    gradients = tuple(  # As the user is told: see `plan.inexact`.
+    gradients = tuple(  # As the user is told: see `inexact.inexact`.
         replace(gradient, reduction=item.loss_reduction) if targets in mixtures else gradient
         for gradient, targets in zip(gradients, losses, strict=True)
     )

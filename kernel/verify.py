@@ -248,12 +248,12 @@ def _check_combined(program: Program, changed: Sequence[tf.compat.v1.NodeDef]) -
 
 def _check_written(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None:
     captured, writes = program.analysis.captured, program.analysis.writes
-    nodes, worker = program.graph.nodes, program.topology.worker
+    nodes, worker, held = program.graph.nodes, program.topology.worker, program.held
     wanted = captured.ancestors(_ends(program.item))
     runs = program.graph.ancestors(map(op_of, (*program.fetches, *program.run_ops)))
     served = Counter(captured_name(op) for server in program.lowered.servers for op in server.update.run_ops)
     for handle, writers in writes.items():
-        home = program.held.get(handle)
+        home = held.get(handle)
         for writer in wanted.intersection(writers):
             copies = [name for name in program.copies(writer) if name in nodes]
             own = [name for name in copies if nodes[name].op == captured.nodes[writer].op]
@@ -291,13 +291,14 @@ def _runs_no_less(program: Program, before: Program, changed: Sequence[tf.compat
 
 def _require_assigned(program: Program, refreshed: Collection[str], runs: Collection[str]) -> None:
     """The step gives each replica's variables the values that servers answer; a server's own one has it."""
-    elsewhere = {handle for handle in refreshed if program.held[handle] != program.topology.worker}
+    held = program.held
+    elsewhere = {handle for handle in refreshed if held[handle] != program.topology.worker}
     copies = {on_replica(0, handle): handle for handle in elsewhere}  # Further replicas' hold for the step alone.
     for name, users in program.graph.users(copies).items() if copies else ():
         handle = copies[name]
         if not any(user in runs and _assigns(program, user, handle) for user in users):
             raise InvalidGraphError(
-                f"variable '{name}' lives on worker {program.held[handle]}, and nothing that is fetched or run waits "
+                f"variable '{name}' lives on worker {held[handle]}, and nothing that is fetched or run waits "
                 "until it has its new value"
             )
 

@@ -42,7 +42,10 @@ def take_joints_apart(traced: TracedGraph) -> TracedGraph:
             for gradient, origin in traced.origins.items()
         },
         tensor_of=lambda name: traced.tensor_of(parts.whole(name)),
-        layer_calls=[LayerCall(parts.tensors(call.reads), parts.tensors(call.outputs)) for call in traced.layer_calls],
+        layer_calls=[
+            LayerCall(parts.tensors(call.reads), parts.tensors(call.outputs), parts.tensors(call.shared))
+            for call in traced.layer_calls
+        ],
     )
 
 

@@ -164,7 +164,7 @@ class LayoutSolver:
         self._inside: dict[str, LayerCall] = {}
         """The calls of layers that these ops are a part of."""
         for call in layer_calls:
-            ends = {op_of(tensor) for tensor in call.reads}
+            ends = {op_of(tensor) for tensor in (*call.reads, *call.shared)}
             self._layers |= dict.fromkeys(call.outputs, call)
             parts = whole.dataflow_ancestors(map(op_of, call.outputs), blocked=ends) - ends
             self._inside |= dict.fromkeys(parts, call)
@@ -624,8 +624,10 @@ class LayoutSolver:
 
     def _keeps_apart(self, call: LayerCall | None) -> bool:
         """Whether a layer keeps examples apart, as it does if what it is given does."""
-        return call is not None and all(
-            self._layout(read) in (BatchLayout.SHARDED, BatchLayout.REPLICATED) for read in call.reads
+        return (
+            call is not None
+            and all(self._layout(read) in (BatchLayout.SHARDED, BatchLayout.REPLICATED) for read in call.reads)
+            and all(self._layout(read) is BatchLayout.REPLICATED for read in call.shared)
         )
 
     def _known_layout(self, tensor: str) -> BatchLayout:

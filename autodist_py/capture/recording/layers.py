@@ -1,7 +1,8 @@
 """Recording calls of Keras's own layers that keep examples apart though their graphs do not show it.
 
 A recurrent layer turns its batch to time-major and goes round a loop; a dense one reshapes sequences of any length to a
-matrix and back. That row i of the result comes of row i of the input is known of the layer, not of its ops.
+matrix and back. That row i of the result comes of row i of the input is known of the layer, not of its ops. So it is of
+`tf.vectorized_map`, where all else that its function reads is the same for every row.
 """
 
 import inspect
@@ -45,10 +46,12 @@ class LayerCall:
     Attributes:
         reads: those of its arguments.
         outputs: those of its results whose first dimension is not known: they may be batches.
+        shared: what it reads beside its arguments, for each example; it must be the same everywhere.
     """
 
     reads: tuple[str, ...]
     outputs: tuple[str, ...]
+    shared: tuple[str, ...] = ()
 
 
 class LayerRecorder:
@@ -74,7 +77,40 @@ class LayerRecorder:
                     for base in (layers.Layer, *tf_adapter.graph_layers(package)):
                         recording = self._recording(base.__call__, kinds)
                         stack.enter_context(tf_adapter.patched(base, "__call__", recording))
+            stack.enter_context(tf_adapter.patched(tf, "vectorized_map", self._mapping(tf.vectorized_map)))
             yield
+
+    def _mapping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A `tf.vectorized_map` that is recorded: the mapping takes rows, and its function reads whole tensors."""
+
+        def call(fn: Callable[..., Any], elems: Any, *args: Any, **kwargs: Any) -> Any:
+            within: set[str] = set()
+
+            def noted(row: Any) -> Any:
+                at_first = self._ops()
+                result = fn(row)
+                within.update(self._ops() - at_first)
+                return result
+
+            before = self._ops()
+            result = original(noted, elems, *args, **kwargs)
+            given = self._tensors(elems)
+            if all(one.shape.rank and one.shape[0] in (None, 1) for one in given):  # Else it is no batch that is cut.
+                reads = tuple(map(_name, given))
+                made = [self._graph.get_operation_by_name(name) for name in self._ops() - before]
+                outside = {(_name(one), op.name) for op in made for one in op.inputs if one.op.name in before}
+                shared = {name for name, reader in outside if name not in reads or reader in within}
+                self._note(reads, result, tuple(sorted(shared)))
+            return result
+
+        return call
+
+    def _ops(self) -> set[str]:
+        return {op.name for op in self._graph.get_operations()}
+
+    def _note(self, reads: tuple[str, ...], result: Any, shared: tuple[str, ...] = ()) -> None:
+        outputs = [tensor for tensor in self._tensors(result) if tensor.shape.rank and tensor.shape[0] is None]
+        self.calls.append(LayerCall(reads, tuple(map(_name, outputs)), shared))
 
     def _recording(self, original: Callable[..., Any], kinds: tuple[type, ...]) -> Callable[..., Any]:
         def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -84,9 +120,7 @@ class LayerRecorder:
             finally:
                 self._called.pop()
             if isinstance(layer, kinds) and not _mixes(layer):
-                reads, results = self._tensors([args, kwargs]), self._tensors(result)
-                outputs = [tensor for tensor in results if tensor.shape.rank and tensor.shape[0] is None]
-                self.calls.append(LayerCall(tuple(map(_name, reads)), tuple(map(_name, outputs))))
+                self._note(tuple(map(_name, self._tensors([args, kwargs]))), result)
             return result
 
         return call

@@ -142,6 +142,16 @@ def added_up(x: tf.Tensor, lengths: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
     return tf.while_loop(lambda i, _: i < number, turn, (0, tf.zeros([], tf.float64)))[1]
 
 
+def vectorized(x: tf.Tensor, lengths: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    """A function of each example, which reads a weight."""
+
+    def of_one(example: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        rows, length = example
+        return tf.reduce_sum(tf.tanh(rows @ w) ** 2) / tf.cast(length, tf.float64)
+
+    return tf.vectorized_map(of_one, (tf.sin(x @ w), lengths))
+
+
 SEEN: dict[str, tuple[str, Loss]] = {
     "a scan over time": ("mean", lambda x, lengths, w: tf.reduce_mean(scanned(x, w)[-1] ** 2)),
     "all states of a scan": ("sum", lambda x, lengths, w: tf.reduce_sum(tf.transpose(scanned(x, w), [1, 0, 2]) ** 2)),
@@ -156,6 +166,8 @@ SEEN: dict[str, tuple[str, Loss]] = {
     "a mean over map_fn": ("mean", lambda x, lengths, w: tf.reduce_mean(mapped(x, lengths, w))),
     "map_fn beside rows": ("sum", lambda x, lengths, w: tf.reduce_sum(mapped(x, lengths, w) * x[:, 0, 0])),
     "a sum, an example a turn": ("sum", added_up),
+    "a mean over vectorized_map": ("mean", lambda x, lengths, w: tf.reduce_mean(vectorized(x, lengths, w))),
+    "vectorized_map beside rows": ("sum", lambda x, lengths, w: tf.reduce_sum(vectorized(x, lengths, w) * x[:, 0, 0])),
 }
 
 
@@ -296,6 +308,12 @@ TOLD: dict[str, Loss] = {
     "half of a list": half_of_a_list,
     "filled from its end": turned_round_by_places,
     "written between": written_between,
+    "beside a mean of all": lambda x, lengths, w: tf.reduce_mean(
+        tf.vectorized_map(lambda row: tf.reduce_sum(row @ w) * tf.reduce_mean(x), x)
+    ),
+    "beside all others": lambda x, lengths, w: tf.reduce_mean(
+        tf.vectorized_map(lambda row: tf.reduce_sum(tf.tensordot(row @ w, x, [[0, 1], [1, 2]]) ** 2), x)
+    ),
     "a scan over examples": over_examples,
     "another example's row in a list": pairs_in_a_list,
     "a list of rows, reversed": reversed_rows,

@@ -478,8 +478,8 @@ class LayoutSolver:
     def _argument(self, reader: str, tensor: str) -> Argument:
         """What is known of `tensor`, which `reader` gives to a function."""
         known = self._known_of(reader, tensor)
-        is_zero = known.layout is BatchLayout.REPLICATED and self._is_zero(tensor)
-        return Argument(known, is_zero, self._blocks.get(op_of(tensor)))
+        constant = self._constants.value(tensor) if known.layout is BatchLayout.REPLICATED else None
+        return Argument(known, constant, self._blocks.get(op_of(tensor)))
 
     def along_of(self, tensor: str) -> Along | None:
         """How `tensor`, whose layout does not say it, goes along examples, as far as it was followed."""

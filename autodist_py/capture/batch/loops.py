@@ -179,7 +179,7 @@ class Functions:
         if op.type in RUNS:
             given = zip(op.inputs, reads, strict=True)
             return self.results(
-                op, [Argument(read, _is_zero(function.constants, one, read), None) for one, read in given]
+                op, [Argument(read, _constant(function.constants, one, read), None) for one, read in given]
             )
         node = function.view.nodes[op.name]
         constant_of = function.constants.value
@@ -217,10 +217,9 @@ def _told(layout: BatchLayout, symbol: tf.Tensor, operands: Operands) -> Known:
     return UNKNOWN if mixes else known_by(layout)
 
 
-def _is_zero(constants: Constants, symbol: tf.Tensor, read: Known) -> bool:
-    """Whether a tensor that is the same everywhere is known to be 0."""
-    value = constants.value(symbol.name) if read.layout is BatchLayout.REPLICATED else None
-    return value is not None and not np.any(value)
+def _constant(constants: Constants, symbol: tf.Tensor, read: Known) -> np.ndarray | None:
+    """The value of a tensor that is the same everywhere, where it is known."""
+    return constants.value(symbol.name) if read.layout is BatchLayout.REPLICATED else None
 
 
 def _one_of(ways: Sequence[Known]) -> Known:

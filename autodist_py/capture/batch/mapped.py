@@ -30,13 +30,18 @@ class Argument(NamedTuple):
 
     Attributes:
         known: what it is for the whole batch.
-        is_zero: whether it is surely 0.
+        constant: its value, where that is known.
         block: of how many of its rows, or elements, each example has; None: it is not known.
     """
 
     known: Known
-    is_zero: bool
+    constant: np.ndarray | None
     block: int | None
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether it is surely 0."""
+        return self.constant is not None and not np.any(self.constant)
 
 
 class _Value(Enum):
@@ -69,7 +74,7 @@ class Body(NamedTuple):
 
 def mapped(body: Body, arguments: Sequence[Argument]) -> list[Known]:
     """What is known of what a loop returns, if it computes something of one example in each turn."""
-    counters = {index for index, one in enumerate(arguments) if one.is_zero and _is_counted(body, index)}
+    counters = {index for index, one in enumerate(arguments) if one.is_zero and _is_counted(body, index, arguments)}
     block = _block_of_bounds(body, arguments, counters)
     if block is None:
         return [UNKNOWN] * len(arguments)
@@ -135,7 +140,7 @@ def _takes_own(op: tf.Operation, found: dict[str, _Value | None]) -> bool:
         is_one = masks["shrink_axis"] & 1 and not masks["begin"] & 1 and not masks["ellipsis"] | masks["new_axis"]
         first, *others = _packed(op.inputs[1])
         others += [*_packed(op.inputs[2])[1:], op.inputs[3]]
-        is_fixed = all(found[_source(other).name] is _Value.SAME for other in others)
+        is_fixed = all(found[_source(other).name] in (_Value.SAME, _Value.OWN) for other in others)
         return bool(is_one) and is_fixed and found[_source(first).name] is _Value.PLACE
     if op.type == "GatherV2" and (_constant(op.inputs[2]) != 0 or op.get_attr("batch_dims")):
         return False
@@ -174,13 +179,16 @@ def _terms(symbol: tf.Tensor) -> Iterator[tf.Tensor]:
         yield from _terms(one)
 
 
-def _is_counted(body: Body, index: int) -> bool:
+def _is_counted(body: Body, index: int, arguments: Sequence[Argument]) -> bool:
     """Whether each turn returns one more than it was given."""
     symbol = _source(body.graph.outputs[index])
     if symbol.op.type not in ("Add", "AddV2") or symbol.shape.rank != 0 or not symbol.dtype.is_integer:
         return False
     one, other = (_source(term) for term in symbol.op.inputs)
-    return one is body.graph.inputs[index] and _constant(other) == 1
+    values = [None if one.constant is None or np.ndim(one.constant) else one.constant.item() for one in arguments]
+    ones = [at for at, value in enumerate(values) if value == 1]
+    is_one = any(other is body.graph.inputs[at] and _stays(body, at) for at in ones if at != index)
+    return one is body.graph.inputs[index] and (is_one or _constant(other) == 1)
 
 
 def _stays(body: Body, index: int) -> bool:

@@ -278,6 +278,7 @@ LAYOUT: Mapping[str, Rule] = {
     "Pack": _pack,
     "Reshape": _reshape,
     "ResourceGather": _gather_of_rows,
+    "ResourceGatherNd": _gather_of_rows,
     "ReverseV2": _reverse,
     "Shape": _shape,
     "Size": _size,

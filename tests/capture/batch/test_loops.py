@@ -152,6 +152,32 @@ def vectorized(x: tf.Tensor, lengths: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
     return tf.vectorized_map(of_one, (tf.sin(x @ w), lengths))
 
 
+def ranged(x: tf.Tensor, lengths: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    """A loop over the places in the batch, which autograph makes."""
+    total = tf.constant(0.0, tf.float64)
+    for i in tf.range(tf.shape(x)[0]):
+        length = tf.cast(lengths[i], tf.int32)
+        total += tf.reduce_sum(tf.tanh(x[i, :length] @ w)) / tf.cast(length, tf.float64)
+    return total / tf.cast(tf.shape(x)[0], tf.float64)
+
+
+def random_field(x: tf.Tensor, lengths: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    """The negative log likelihood of a linear chain, by the forward algorithm."""
+    tags = tf.argmax(x, axis=2)
+    scores = x @ w
+    mask = tf.sequence_mask(lengths, STEPS, dtype=tf.float64)
+    of_tags = tf.reduce_sum(tf.gather(scores, tags, batch_dims=2) * mask, axis=1)
+    pairs = tf.gather_nd(w, tf.stack([tags[:, :-1], tags[:, 1:]], axis=-1))
+    of_pairs = tf.reduce_sum(pairs * mask[:, 1:], axis=1)
+
+    def turn(alpha: tf.Tensor, given: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        score, is_in = given
+        return tf.where(is_in[:, None] > 0.0, tf.reduce_logsumexp(alpha[:, :, None] + w, axis=1) + score, alpha)
+
+    alphas = tf.scan(turn, (time_major(scores)[1:], tf.transpose(mask)[1:]), scores[:, 0])
+    return tf.reduce_mean(tf.reduce_logsumexp(alphas[-1], axis=1) - of_tags - of_pairs)
+
+
 SEEN: dict[str, tuple[str, Loss]] = {
     "a scan over time": ("mean", lambda x, lengths, w: tf.reduce_mean(scanned(x, w)[-1] ** 2)),
     "all states of a scan": ("sum", lambda x, lengths, w: tf.reduce_sum(tf.transpose(scanned(x, w), [1, 0, 2]) ** 2)),
@@ -166,6 +192,8 @@ SEEN: dict[str, tuple[str, Loss]] = {
     "a mean over map_fn": ("mean", lambda x, lengths, w: tf.reduce_mean(mapped(x, lengths, w))),
     "map_fn beside rows": ("sum", lambda x, lengths, w: tf.reduce_sum(mapped(x, lengths, w) * x[:, 0, 0])),
     "a sum, an example a turn": ("sum", added_up),
+    "a loop over places": ("mean", ranged),
+    "a conditional random field": ("mean", random_field),
     "a mean over vectorized_map": ("mean", lambda x, lengths, w: tf.reduce_mean(vectorized(x, lengths, w))),
     "vectorized_map beside rows": ("sum", lambda x, lengths, w: tf.reduce_sum(vectorized(x, lengths, w) * x[:, 0, 0])),
 }

@@ -123,7 +123,7 @@ class Functions:
             found = self._computed(op, body, taken)
             turned = zip(taken, found, arguments, strict=True)
             taken = [_after_turn(one, other, argument.is_zero) for one, other, argument in turned]
-        (ends,) = self._computed(op, condition, taken)
+        ends, *_ = self._computed(op, condition, taken)  # A function whose graph is gone returns nothing known.
         return taken if ends.layout is BatchLayout.REPLICATED else self._mapped(op, body, condition, arguments)
 
     def _mapped(self, op: tf.Operation, body: str, condition: str, arguments: Sequence[Argument]) -> list[Known]:

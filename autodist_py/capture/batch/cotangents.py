@@ -11,7 +11,7 @@ A custom gradient need not be linear: it may clip what it is given, take its sig
 A linear one may still mix examples (`custom_gradients.py`): this is case 3 too.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
@@ -35,6 +35,7 @@ from autodist_py.kernel.analysis.batch_layout.along import (
 )
 from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout
 from autodist_py.kernel.analysis.batch_layout.rules import is_known, layout_of
+from autodist_py.kernel.ir.dataflow import random_ops
 from autodist_py.kernel.ir.graph import GraphView, functions_of
 from autodist_py.kernel.ir.names import op_of, parse
 
@@ -102,8 +103,6 @@ class BackPropagation:
         """The ops that are not linear in what comes of the seeds, in order; then those that mix examples."""
         needed = self.graph.dataflow_ancestors(markers, blocked=self._truisms()) - set(markers)
         begins = set(map(op_of, seeds))
-        if not (self.graph.dataflow_descendants(begins) & needed):
-            return []
         found: dict[str, Along | None] = {op_of(seed): self._begun(seed) for seed in seeds}
         layouts: dict[str, BatchLayout] = {}
         told: list[Nonlinear] = []
@@ -117,9 +116,22 @@ class BackPropagation:
                 found[name] = self._visited(node, reads, passed, found, layouts, told)
             elif self.solver.seen(name) is None:
                 layouts[name] = self._layout(node, reads, layouts)
-        gradients = CustomGradients(self.graph, self.solver, self.mixing, layouts, found)
-        judged = dict.fromkeys(one for call in custom for one in gradients.judged(call))
-        return told + [Nonlinear(op, Reads.SUM if reason else Reads.UNKNOWN, reason) for op, reason in judged]
+        return told + list(dict.fromkeys(self._judged(custom, needed, layouts, found)))
+
+    def _judged(
+        self,
+        custom: Iterable[CustomGradient],
+        needed: Collection[str],
+        layouts: dict[str, BatchLayout],
+        found: dict[str, Along | None],
+    ) -> Iterator[Nonlinear]:
+        """The ops by which custom gradients mix examples, or of which that is not seen."""
+        drawn = {name for name in random_ops(self.graph) & set(needed) if self.solver.seen(name) is None}
+        drawn = self.graph.dataflow_descendants(drawn)
+        gradients = CustomGradients(self.graph, self.solver, self.mixing, self.tensor_of, needed, drawn, layouts, found)
+        for call in custom:
+            for op, reason in gradients.judged(call):
+                yield Nonlinear(op, Reads.SUM if reason else Reads.UNKNOWN, reason)
 
     def _truisms(self) -> set[str]:
         """Ops that compare a truth with itself, by which `tf.recompute_grad` waits for what is passed back."""

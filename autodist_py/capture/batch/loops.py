@@ -59,6 +59,7 @@ _FOLLOWED = frozenset(
 _APART = frozenset({BatchLayout.REPLICATED, BatchLayout.SHARDED, BatchLayout.SHAPE})
 """Layouts of inputs that, where the result has rows, say nothing of other replicas' examples."""
 _PASSES = frozenset({"Identity", "StopGradient"})
+_REORDERS = frozenset({"RandomShuffle", "Roll"})
 _READS = READS_VARIABLE | {"Identity", "LookupTableFindV2"}
 """Op types that are given a resource, and change nothing."""
 
@@ -192,6 +193,8 @@ class Functions:
         if layout is not BatchLayout.MIXED:
             layouts = layout if isinstance(layout, tuple) else [layout] * len(op.outputs)
             return [_told(one, symbol, operands) for one, symbol in zip(layouts, op.outputs, strict=True)]
+        if op.type in _REORDERS:
+            return [UNKNOWN] * len(op.outputs)  # Another turn's order is another one, under the same name.
         shape = op.inputs[0].op
         if op.type in OF_SHAPE and shape.type == "Shape":
             return [of_shape(operands, found[shape.inputs[0].name])]

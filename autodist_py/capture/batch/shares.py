@@ -80,7 +80,9 @@ class Shares:
             calls.setdefault(origin.seeds, _Call(seeds, origin.custom, [])).gradients.append(gradient)
         found: set[Gradient] = set()
         for call in calls.values():
-            if call.seeds and self._needs_parts(call, {reduction_of(gradient) for gradient in call.gradients}):
+            if not call.seeds and not call.custom:
+                continue
+            if self._needs_parts(call, {reduction_of(gradient) for gradient in call.gradients}) and call.seeds:
                 for seed in call.seeds:
                     self.insertion.take_part(seed)
                 found.update(call.gradients)

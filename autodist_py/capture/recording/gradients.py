@@ -25,7 +25,9 @@ class CustomGradient:
         given: the gradients of the results.
         arguments: of the function, and "" for each variable that it reads besides.
         returned: the gradients of the arguments; "": None, or no tensor.
+        sparse: those of the returned that are the values of a sparse gradient.
         in_body: whether it was computed in a loop's body, or a branch, where ops have other names.
+        reads_others: whether it read there anything but what it was given, or returned what is not made of that.
         ops: the types of the ops that it made there; none where it was computed in the step itself.
     """
 
@@ -33,7 +35,9 @@ class CustomGradient:
     given: tuple[str, ...]
     arguments: tuple[str, ...]
     returned: tuple[str, ...]
+    sparse: frozenset[str] = frozenset()
     in_body: bool = False
+    reads_others: bool = False
     ops: frozenset[str] = frozenset()
 
 
@@ -131,13 +135,16 @@ class GradientRecorder:
             of_arguments, of_variables = returned if kwargs.get("variables") else (returned, [])
             own = [*tf.nest.flatten(of_arguments), *tf.nest.flatten(of_variables)]
             read = [*arguments, *("" for _ in tf.nest.flatten(of_variables))]
+            gradients = [one for one in own if one is not None]
             self._custom.append(
                 CustomGradient(
                     results=tuple(map(_name, results)),
                     given=tuple(map(_name, tf.nest.flatten(given))),
                     arguments=tuple(map(_name, read)),
                     returned=tuple(map(_name, own)),
+                    sparse=frozenset(_name(one) for one in own if isinstance(one, tf.IndexedSlices)),
                     in_body=graph is not self._graph,
+                    reads_others=not _are_made_of(gradients, tf.nest.flatten(given), made),
                     ops=frozenset(op.type for op in made),
                 )
             )
@@ -194,4 +201,19 @@ class GradientRecorder:
 
 
 def _name(value: Any) -> str:
-    return str(value.name) if isinstance(value, tf.Tensor) else ""
+    """The name of a tensor, or of a sparse gradient's values; "": it is neither."""
+    tensor = value.values if isinstance(value, tf.IndexedSlices) else value
+    return str(tensor.name) if isinstance(tensor, tf.Tensor) else ""
+
+
+def _are_made_of(returned: Sequence[Any], given: Sequence[Any], made: Sequence[tf.Operation]) -> bool:
+    """Whether these are made by the ops `made` of what was given, and of nothing else but constants."""
+    begins = {tensor.name for tensor in given if isinstance(tensor, tf.Tensor)}
+    reached = set(begins)
+    constants = set[str]()
+    for op in made:
+        reads = {tensor.name for tensor in op.inputs}
+        if not reads <= reached | constants or (not reads and op.type != "Const"):
+            return False
+        (reached if reads & reached else constants).update(tensor.name for tensor in op.outputs)
+    return all(_name(one) in reached for one in returned)

@@ -11,6 +11,7 @@ from autodist_py.capture.doors.graph import GraphScope
 from autodist_py.capture.inexact import inexact
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.testing import NotEquivalentError, assert_equivalent
+from tests.support.capture_steps import capture
 from tests.support.custom_gradients import BATCHES, Backward, Loss, at, item_of, passing, step_of
 
 v1 = tf.compat.v1
@@ -41,6 +42,8 @@ MIXING: dict[str, Backward] = {
     "shuffled": lambda d: tf.random.shuffle(d, seed=1),
     "turned_by_one": lambda d: tf.concat([d[1:], d[:1]], 0),
     "moved_by_one": lambda d: tf.pad(d[:-1], [[1, 0], [0, 0]]),
+    "by_the_number": lambda d: d / number(d),
+    "times_the_number": lambda d: d * number(d),
     "even_ones_first": lambda d: tf.concat([d[::2], d[1::2]], 0),
 }
 """Linear, as a replica's share asks for, but each example is given what others pass back."""
@@ -48,6 +51,7 @@ UNSEEN: dict[str, Backward] = {
     "by_places": lambda d: tf.gather(d, tf.range(tf.shape(d)[0] - 1, -1, -1)),
     "first_ones": lambda d: tf.where(tf.range(tf.shape(d)[0])[:, None] < 2, d, tf.zeros_like(d)),
     "scanned": lambda d: tf.scan(lambda last, row: last + row, d),
+    "drawn": lambda d: d * tf.random.uniform([], dtype=d.dtype),
     "by_matrix": lambda d: (tf.eye(tf.shape(d)[0], dtype=d.dtype) - 1 / number(d)) @ d,
     "by_classes": lambda d: tf.gather(tf.math.unsorted_segment_sum(d, tf.range(tf.shape(d)[0]) % 2, 2), [0, 1, 0, 1]),
 }
@@ -189,6 +193,74 @@ def test_what_keeps_examples_apart_is_one_devices_and_not_warned_of(loss_of: Los
 
 
 @tf.custom_gradient
+def undivided_mean(p: tf.Tensor) -> Any:
+    return tf.reduce_mean(p**2), lambda d: d * 2 * p
+
+
+@tf.custom_gradient
+def divided_sum(p: tf.Tensor) -> Any:
+    return tf.reduce_sum(p**2), lambda d: d * 2 * p / number(p)
+
+
+@pytest.mark.parametrize("of", [undivided_mean, divided_sum], ids=["undivided_mean", "divided_sum"])
+def test_a_gradient_with_another_power_of_the_number_of_examples_mixes_examples_and_is_refused(of: Any) -> None:
+    (mixture,) = item_of(by_predictions(lambda p, y: of(p - y))).mixtures
+    assert "divided by the number of examples" in mixture
+
+
+@tf.custom_gradient
+def square(p: tf.Tensor) -> Any:
+    return p**2, lambda d: 2 * p
+
+
+@tf.custom_gradient
+def with_itself(k: tf.Tensor) -> Any:
+    return k, lambda d: 0.1 * k
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [by_predictions(lambda p, y: tf.reduce_mean(square(p - y))), by(lambda x, k, b: x @ with_itself(k) + b)],
+    ids=["of_rows", "of_a_weight"],
+)
+def test_a_gradient_that_does_not_come_of_what_is_given_is_warned_of(loss_of: Loss) -> None:
+    assert any("each example's by itself" in one for one in inexact(item_of(loss_of)))
+
+
+def test_a_result_whose_gradient_is_left_out_changes_nothing() -> None:
+    @tf.custom_gradient
+    def layer(x: tf.Tensor) -> Any:
+        return (tf.sin(x), tf.argmax(x, 1)), lambda of_sine, _: of_sine * tf.cos(x)
+
+    loss_of = by(lambda x, k, b: layer(x @ k + b)[0])
+    assert not list(inexact(item_of(loss_of)))
+    assert_equivalent(step_of(loss_of), BATCHES, replicas=3)
+
+
+def test_sparse_gradients_of_a_variable_are_compared_as_rows() -> None:
+    def looked_up(back: Backward) -> GraphItem:
+        table = tf.Variable(tf.ones([5, 3], tf.float64), name="table")
+
+        @tf.custom_gradient
+        def lookup(ids: tf.Tensor) -> Any:
+            def of_rows(d: tf.Tensor, variables: Any = None) -> Any:
+                return None, [tf.IndexedSlices(back(d), ids, tf.shape(table))]
+
+            return tf.gather(table, ids), of_rows
+
+        def step(ids: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(lookup(ids) ** 2)
+            rows = tape.gradient(loss, table)
+            table.scatter_sub(tf.IndexedSlices(0.1 * rows.values, rows.indices))
+
+        return capture(step, tf.constant([0, 1, 1, 4])).item
+
+    assert not looked_up(lambda d: 0.5 * d).mixtures
+    assert len(looked_up(lambda d: d - tf.reduce_mean(d, 0)).mixtures) == 1
+
+
+@tf.custom_gradient
 def mean_product(x: tf.Tensor, k: tf.Tensor) -> Any:
     return x @ k, lambda d: (d @ tf.transpose(k), tf.transpose(x) @ d / number(x))
 
@@ -245,6 +317,15 @@ def in_a_loop(back: Backward) -> Loss:
 def test_what_mixes_examples_in_a_loop_is_warned_of(name: str) -> None:
     item = item_of(in_a_loop(MIXING[name]))
     assert any("each example's by itself" in one for one in inexact(item))
+
+
+def test_a_gradient_that_reads_something_else_in_a_loop_is_warned_of() -> None:
+    def loss(x: tf.Tensor, y: tf.Tensor, trained: list[tf.Variable]) -> tf.Tensor:
+        kernel, mean_of_all = tf.convert_to_tensor(trained[0]), tf.reduce_mean(x)
+        rows = tf.map_fn(lambda row: passing(lambda d: d * mean_of_all)(tf.linalg.matvec(kernel, row, True)), x)
+        return tf.reduce_mean((tf.reduce_sum(rows + trained[1], 1) - y) ** 2)
+
+    assert any("each example's by itself" in one for one in inexact(item_of(loss)))
 
 
 def test_what_keeps_examples_apart_in_a_loop_is_not_warned_of() -> None:

@@ -326,6 +326,12 @@ def written_between(x: tf.Tensor, lengths: tf.Tensor, w: tf.Tensor) -> tf.Tensor
 
 MEMORY = tf.Variable(0.0, dtype=tf.float64, trainable=False)
 
+
+def rolled_by_its_turn(x: tf.Tensor, lengths: tf.Tensor, w: tf.Variable) -> tf.Tensor:
+    rolled = tf.map_fn(lambda i: tf.roll(x[:, 0] @ w, i, 0), tf.range(2), fn_output_signature=x.dtype)
+    return tf.reduce_mean(tf.reduce_prod(rolled, 0))
+
+
 TOLD: dict[str, Loss] = {
     "the example after": over_places(lambda x, i, w: x[i] @ w * x[i + 1], last=1),
     "the first example in each turn": over_places(lambda x, i, w: x[i] @ w * x[0]),
@@ -333,6 +339,7 @@ TOLD: dict[str, Loss] = {
     "what its place says": over_places(lambda x, i, w: x[i] @ w * tf.cast(i, x.dtype)),
     "all but the last": over_places(lambda x, i, w: x[i] @ w, last=1),
     "drawn in each turn": over_places(lambda x, i, w: x[i] @ w * tf.random.uniform([], dtype=tf.float64)),
+    "rolled by its turn": rolled_by_its_turn,
     "half of a list": half_of_a_list,
     "filled from its end": turned_round_by_places,
     "written between": written_between,

@@ -1,6 +1,6 @@
 """Which ops of a step are computed shard by shard, where a variable is cut, and what else needs the variable whole."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
@@ -116,6 +116,14 @@ class Captured:
         statistics = frozenset(op_of(statistic.tensor) for statistic in program.item.statistics)
         return cls(program, markers, frozenset(view.dataflow_ancestors(raw)), statistics)
 
+    @property
+    def view(self) -> GraphView:
+        return self.program.analysis.captured
+
+    def writers(self, handles: Iterable[str]) -> set[str]:
+        """The ops that write one of these variables."""
+        return {writer for handle in handles for writer in self.program.analysis.writes[handle]}
+
 
 def cut_of(captured: Captured, node: VariableStrategy) -> Cut:
     """How the variable of `node` is cut.
@@ -123,82 +131,91 @@ def cut_of(captured: Captured, node: VariableStrategy) -> Cut:
     Raises:
         CannotBeCutError: its update, or what reads it, does not allow it; the message names the op.
     """
-    return _Finder(captured, node).cut()
+    trained = _Trained.of(captured.program, node)
+    for index in range(node.num_shards):
+        shard = shard_name(node.var_name, index)
+        if shard in captured.view.nodes:
+            raise trained.refusal(f"'{shard}' is there already; rename one of them")
+    shares = _Shares(captured, trained, {node.var_name})
+    while more := shares.written_alike():
+        shares = _Shares(captured, trained, shares.handles | more)
+    shares.require_separable()
+    return _Others(captured, trained, shares).cut(node)
 
 
-class _Finder:
-    def __init__(self, captured: Captured, node: VariableStrategy):
-        self._captured, self._program, self._node = captured, captured.program, node
-        self._view, self._writes = self._program.analysis.captured, self._program.analysis.writes
-        self._variable = self._program.item.variable(node.var_name)
-        self._rules_of = Rules(self._variable.shape, node.axis)
-        self._gradients = self._program.item.gradients_of(node.var_name)
-        self._markers = {
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """The variable that is cut, as its shards are trained.
+
+    Attributes:
+        variable: the trained one.
+        gradients: those of the variable.
+        markers: for each op that passes on one of their tensors, what a shard's share of it is; where it has one row
+            for each entry, also the key of the gradient whose entries they are.
+        rules: how ops compute shares.
+        state: the variables that may be its optimizer's state.
+    """
+
+    variable: Variable
+    gradients: tuple[Gradient, ...]
+    markers: Mapping[str, tuple[Kind, str]]
+    rules: Rules
+    state: frozenset[str]
+
+    @classmethod
+    def of(cls, program: Program, node: VariableStrategy) -> "_Trained":
+        """The variable of `node`, in the program before its first pass."""
+        variable = program.item.variable(node.var_name)
+        gradients = program.item.gradients_of(node.var_name)
+        markers = {
             op_of(tensor): (kind, gradient.key if kind in _BY_ENTRY else "")
-            for gradient in self._gradients
+            for gradient in gradients
             for tensor, kind in zip(gradient.tensors, marker_kinds(gradient, node.axis), strict=True)
         }
-        trained = {gradient.variable for gradient in self._program.item.gradients}
-        self._state = {
+        trained = {gradient.variable for gradient in program.item.gradients}
+        state = frozenset(
             one.name
-            for one in self._program.item.variables
-            if one.shape == self._variable.shape and one.name not in trained and one.name in self._writes
-        }
-        """What may be the optimizer's state of the variable."""
-        self._handles = {self._variable.name}
-        self._kinds: dict[str, Kind] = {}
-        self._entries: dict[str, str] = {}
-        self._rules: dict[str, Rule] = {}
-        self._mixing: list[str] = []
-
-    def cut(self) -> Cut:
-        for index in range(self._node.num_shards):
-            if shard_name(self._variable.name, index) in self._view.nodes:
-                raise self._refusal(f"'{shard_name(self._variable.name, index)}' is there already; rename one of them")
-        self._infer()
-        while more := self._written_alike():
-            self._handles |= more
-            self._infer()
-        self._require_separable()
-        joined, repeated = self._needed_whole()
-        users = {handle: self._view.dataflow_consumers([handle]) - self._rules.keys() for handle in self._handles}
-        read_of = {handle: self._view.dataflow_consumers([handle]) & repeated for handle in self._handles}
-        read = {handle for handle, those in read_of.items() if those}
-        whole = {handle for handle, those in users.items() if those} | read
-        lookups: tuple[Lookup, ...] = ()
-        name = self._variable.name
-        if name in whole - read and self._node.axis == 0 and not self._has_proxy():
-            lookups = lookups_of(self._program, name, self._rules.keys())
-            if lookups or all(self._view.nodes[user].op == "VariableShape" for user in users[name]):
-                whole.remove(name)
-        state = sorted(self._handles - {name})
-        return Cut(
-            node=self._node,
-            variables=(self._variable, *map(self._program.item.variable, state)),
-            gradients=self._gradients,
-            kinds=self._kinds,
-            rules=self._rules,
-            joined=frozenset(joined),
-            repeated=frozenset(repeated),
-            whole={handle: self._renewals(handle, users[handle] | read_of[handle]) for handle in sorted(whole)},
-            lookups=lookups,
+            for one in program.item.variables
+            if one.shape == variable.shape and one.name not in trained and one.name in program.analysis.writes
         )
+        return cls(variable, gradients, markers, Rules(variable.shape, node.axis), state)
 
-    def _has_proxy(self) -> bool:
-        return any(one.as_ps and one.as_ps.local_replication for one in self._node.synchronizers)
+    def refusal(self, why: str) -> CannotBeCutError:
+        return CannotBeCutError(self.variable.name, why)
+
+
+class _Shares:
+    """What is computed shard by shard, where given variables are cut.
+
+    Attributes:
+        handles: the variables that are cut.
+        kinds: what a shard's share of a tensor is, by the tensor's name.
+        rules: the ops that are computed shard by shard.
+    """
+
+    def __init__(self, captured: Captured, trained: _Trained, handles: set[str]):
+        self._captured, self._trained, self.handles = captured, trained, handles
+        self.kinds: dict[str, Kind] = {marker: kind for marker, (kind, _) in trained.markers.items()}
+        self.rules: dict[str, Rule] = {}
+        self._entries: dict[str, str] = {marker: entries for marker, (_, entries) in trained.markers.items()}
+        """Which entries a tensor is of, or is the number of."""
+        self._mixing: list[str] = []
+        """The ops that read shares, and mix those of several shards."""
+        self._infer()
+
+    def with_share(self, names: Collection[str], reader: str) -> Iterator[tuple[str, str]]:
+        """Those of the inputs that shards have shares of, each with its reader."""
+        found = (str(parse(name)) for name in names if not name.startswith("^"))
+        return ((name, reader) for name in found if name in self.kinds)
 
     def _infer(self) -> None:
-        """Find what is computed shard by shard, given which variables are cut."""
-        view, nodes = self._view, self._view.nodes
-        writers = {writer for handle in self._handles | self._state for writer in self._writes[handle]}
+        view, nodes = self._captured.view, self._captured.view.nodes
+        writers = self._captured.writers(self.handles | self._trained.state)
         leading = view.dataflow_ancestors(writers, blocked=self._captured.markers)
-        ours = (view.dataflow_consumers(self._handles) & leading) - self._captured.forward
-        self._kinds = {marker: kind for marker, (kind, _) in self._markers.items()}
-        self._entries = {marker: entries for marker, (_, entries) in self._markers.items()}
-        self._rules, self._mixing = {}, []
-        reached = view.dataflow_descendants(self._markers.keys() | ours)
+        ours = (view.dataflow_consumers(self.handles) & leading) - self._captured.forward
+        reached = view.dataflow_descendants(self._trained.markers.keys() | ours)
         for op in view.dataflow_order(reached):
-            if op in self._markers:
+            if op in self._trained.markers:
                 continue
             data = [name for name in nodes[op].input if not name.startswith("^")]
             operands = [self._operand(name, is_ours=op in ours) for name in data]
@@ -206,20 +223,20 @@ class _Finder:
                 continue
             # A statistic is combined over replicas whole.
             is_statistic = op in self._captured.statistics
-            rule = None if is_statistic else self._rules_of.of(nodes[op], operands, view.shapes[op])
+            rule = None if is_statistic else self._trained.rules.of(nodes[op], operands, view.shapes[op])
             if rule is None:
                 self._mixing.append(op)
                 continue
-            self._rules[op] = rule
+            self.rules[op] = rule
             for index, kind in enumerate(rule.kinds):
                 tensor = str(parse(f"{op}:{index}"))
-                self._kinds[tensor] = kind
+                self.kinds[tensor] = kind
                 if kind in (*_BY_ENTRY, Kind.SIZES):
                     self._entries[tensor] = self._entries_of(op, index, data, operands)
 
     def _entries_of(self, op: str, index: int, data: Sequence[str], operands: Sequence[Operand]) -> str:
         """Which entries a result of the op is of, or is the number of: those that it reads, or their distinct ones."""
-        node = self._view.nodes[op]
+        node = self._captured.view.nodes[op]
         if node.op == "Unique" and index == 0:
             return op
         if node.op == "UnsortedSegmentSum":
@@ -230,53 +247,87 @@ class _Finder:
 
     def _operand(self, name: str, *, is_ours: bool) -> Operand:
         tensor = parse(name)
-        kind = self._kinds.get(str(tensor))
-        if is_ours and tensor.op in self._handles:
+        kind = self.kinds.get(str(tensor))
+        if is_ours and tensor.op in self.handles:
             kind = Kind.HANDLE
-        if kind is None and self._view.nodes[tensor.op].op == VARIABLE_OP:
+        if kind is None and self._captured.view.nodes[tensor.op].op == VARIABLE_OP:
             return Operand(None, tf.TensorShape(None))  # No number, though a handle's own shape is that of one.
-        constant = self._view.constant(name) if kind is None else None
-        shape = self._view.shapes[tensor.op][tensor.output]
+        constant = self._captured.view.constant(name) if kind is None else None
+        shape = self._captured.view.shapes[tensor.op][tensor.output]
         if kind is Kind.DENSE and shape.rank is None:  # As of a gradient that leaves a loop of TensorFlow 1.
-            shape = tf.TensorShape([None] * len(self._variable.shape))
+            shape = tf.TensorShape([None] * len(self._trained.variable.shape))
         return Operand(kind, shape, constant, self._entries.get(str(tensor), ""))
 
-    def _written_alike(self) -> set[str]:
+    def written_alike(self) -> set[str]:
         """Further variables, of the same shape, that are written shard by shard."""
         found = set()
         for op in self._mixing:
-            node = self._view.nodes[op]
+            node = self._captured.view.nodes[op]
             data = [op_of(name) for name in node.input if not name.startswith("^")]
             has_share = any(self._operand(name, is_ours=False).kind for name in node.input if not name.startswith("^"))
             if node.op not in WRITERS or not has_share:
                 continue
             for handle in data:
-                if self._view.nodes[handle].op != VARIABLE_OP or handle in self._handles:
+                if self._captured.view.nodes[handle].op != VARIABLE_OP or handle in self.handles:
                     continue
-                if self._program.item.variable(handle).shape == self._variable.shape:
+                if self._captured.program.item.variable(handle).shape == self._trained.variable.shape:
                     found.add(handle)
-        trained = sorted(found & {gradient.variable for gradient in self._program.item.gradients})
+        trained = sorted(found & {gradient.variable for gradient in self._captured.program.item.gradients})
         if trained:
-            raise self._refusal(f"its update also writes '{trained[0]}', which has a gradient of its own")
+            raise self._trained.refusal(f"its update also writes '{trained[0]}', which has a gradient of its own")
         return found
 
-    def _require_separable(self) -> None:
+    def require_separable(self) -> None:
         """Each write is of shards; what leads to it may be computed whole, of what shards bring together."""
-        writers = {writer for handle in self._handles for writer in self._writes[handle]} - self._rules.keys()
-        leading = self._view.dataflow_ancestors(writers, blocked=self._captured.markers)
+        writers = self._captured.writers(self.handles) - self.rules.keys()
+        leading = self._captured.view.dataflow_ancestors(writers, blocked=self._captured.markers)
         for op in [one for one in self._mixing if one in leading] or sorted(writers):
-            what = f"'{op}' ({self._view.nodes[op].op})"
-            if op in self._program.cuts.whole_branches:
-                raise self._refusal(
+            what = f"'{op}' ({self._captured.view.nodes[op].op})"
+            if op in self._captured.program.cuts.whole_branches:
+                raise self._trained.refusal(
                     f"its update is in the branch {what}, which cannot be taken apart: "
-                    f"{self._program.cuts.whole_branches[op]}"
+                    f"{self._captured.program.cuts.whole_branches[op]}"
                 )
-            raise self._refusal(f"its update uses {what}, of which a shard's part is not computed of that shard alone")
+            raise self._trained.refusal(
+                f"its update uses {what}, of which a shard's part is not computed of that shard alone"
+            )
 
-    def _refusal(self, why: str) -> CannotBeCutError:
-        return CannotBeCutError(self._variable.name, why)
 
-    # -- What others need ---------------------------------------------------------------------------------------------
+class _Others:
+    """What others read of a variable that is cut, and of what is computed shard by shard."""
+
+    def __init__(self, captured: Captured, trained: _Trained, shares: _Shares):
+        self._captured, self._trained, self._shares = captured, trained, shares
+        self._program, self._view = captured.program, captured.view
+
+    def cut(self, node: VariableStrategy) -> Cut:
+        """How the variable of `node` is cut, given what others read.
+
+        Raises:
+            CannotBeCutError: they read what shards cannot give.
+        """
+        rules, handles, name = self._shares.rules, self._shares.handles, node.var_name
+        joined, repeated = self._needed_whole()
+        users = {handle: self._view.dataflow_consumers([handle]) - rules.keys() for handle in handles}
+        read_of = {handle: self._view.dataflow_consumers([handle]) & repeated for handle in handles}
+        read = {handle for handle, those in read_of.items() if those}
+        whole = {handle for handle, those in users.items() if those} | read
+        lookups: tuple[Lookup, ...] = ()
+        if name in whole - read and node.axis == 0 and not _has_proxy(node):
+            lookups = lookups_of(self._program, name, rules.keys())
+            if lookups or all(self._view.nodes[user].op == "VariableShape" for user in users[name]):
+                whole.remove(name)
+        return Cut(
+            node=node,
+            variables=(self._trained.variable, *map(self._program.item.variable, sorted(handles - {name}))),
+            gradients=self._trained.gradients,
+            kinds=self._shares.kinds,
+            rules=rules,
+            joined=frozenset(joined),
+            repeated=frozenset(repeated),
+            whole={handle: self._renewals(handle, users[handle] | read_of[handle]) for handle in sorted(whole)},
+            lookups=lookups,
+        )
 
     def _needed_whole(self) -> tuple[set[str], set[str]]:
         """The ops whose results are joined, and those that are repeated, for others."""
@@ -287,33 +338,31 @@ class _Finder:
             tensor, reader = pending.pop()
             op = op_of(tensor)
             is_count = reader in self._view.nodes and self._view.nodes[reader].op in _COUNTS
-            if self._kinds[tensor] in _BY_ENTRY and not is_count:
+            if self._shares.kinds[tensor] in _BY_ENTRY and not is_count:
                 user = f"'{reader}'" if reader else "a result"
-                raise self._refusal(f"{user} is made of rows of its gradient, which shards have in another order")
-            if op in self._markers or op in joined | repeated:
+                raise self._trained.refusal(
+                    f"{user} is made of rows of its gradient, which shards have in another order"
+                )
+            if op in self._trained.markers or op in joined | repeated:
                 continue
-            inputs = self._view.nodes[op].input
-            if self._rules[op].kinds == (Kind.DENSE,) and not self._handles.intersection(map(op_of, inputs)):
+            inputs, rule = self._view.nodes[op].input, self._shares.rules[op]
+            if rule.kinds == (Kind.DENSE,) and not self._shares.handles.intersection(map(op_of, inputs)):
                 joined.add(op)
             else:
                 repeated.add(op)
-                pending += self._with_share(inputs, op)
+                pending += self._shares.with_share(inputs, op)
         return joined, repeated
 
     def _read_by_others(self) -> Iterator[tuple[str, str]]:
         """The tensors with shares that are read by what is not computed shard by shard, and the op; "": a result."""
         for output in self._program.item.outputs:
-            yield from self._with_share([output.tensor], "")
-        for op in sorted(self._view.dataflow_consumers(map(op_of, self._kinds)) - self._rules.keys()):
-            yield from self._with_share(self._view.nodes[op].input, op)
-
-    def _with_share(self, names: Collection[str], reader: str) -> Iterator[tuple[str, str]]:
-        found = (str(parse(name)) for name in names if not name.startswith("^"))
-        return ((name, reader) for name in found if name in self._kinds)
+            yield from self._shares.with_share([output.tensor], "")
+        for op in sorted(self._view.dataflow_consumers(map(op_of, self._shares.kinds)) - self._shares.rules.keys()):
+            yield from self._shares.with_share(self._view.nodes[op].input, op)
 
     def _renewals(self, handle: str, readers: Collection[str]) -> tuple[frozenset[str], ...]:
         """After which of its writes the variable is given its new value: those before each that reads it, and all."""
-        graph, writers = self._view.digraph, frozenset(self._writes[handle])
+        graph, writers = self._view.digraph, frozenset(self._captured.writers([handle]))
         found = {writers}
         if len(writers) > 1:
             before: set[str] = set().union(*(nx.ancestors(graph, writer) for writer in writers))
@@ -321,6 +370,10 @@ class _Finder:
                 behind: set[str] = nx.ancestors(graph, op)
                 own = writers & behind
                 if any(not own <= other and not other <= own for other in found):
-                    raise self._refusal(f"'{op}' reads '{handle}' between writes that have no order")
+                    raise self._trained.refusal(f"'{op}' reads '{handle}' between writes that have no order")
                 found |= {own} if own else set()
         return tuple(sorted(found, key=len))
+
+
+def _has_proxy(node: VariableStrategy) -> bool:
+    return any(one.as_ps and one.as_ps.local_replication for one in node.synchronizers)

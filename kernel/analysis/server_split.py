@@ -5,7 +5,7 @@ from functools import cached_property
 
 import networkx as nx
 
-from autodist_py.kernel.ir.graph import VARIABLE_OP
+from autodist_py.kernel.ir.graph import PASSES_HANDLE, VARIABLE_OP
 from autodist_py.kernel.ir.names import op_of
 from autodist_py.kernel.ir.tf_adapter import is_stateful
 from autodist_py.kernel.program import Program
@@ -45,6 +45,17 @@ class Division:
     def moved(self) -> set[str]:
         """The ops that servers run in the workers' place."""
         return {op for op, side in self.side.items() if side != WORKERS}
+
+    def users(self, handle: str) -> set[str]:
+        """The ops that use the variable and are not moved."""
+        found: set[str] = set()
+        pending = [handle]
+        while pending:
+            for op in self._view.dataflow_consumers([pending.pop()]) - found:
+                found.add(op)
+                if self._view.nodes[op].op in PASSES_HANDLE:
+                    pending.append(op)
+        return found - self.moved
 
     def _derived(self) -> set[str]:
         """What is computed from gradients that servers combine, and all that writes the variables which they hold.

@@ -7,7 +7,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from autodist_py.kernel.analysis.replica_weights import sum_duplicates, summed_as
-from autodist_py.kernel.analysis.server_ops import waited_for
+from autodist_py.kernel.analysis.server_closure import waited_for
 from autodist_py.kernel.compressors.coding import compressor_for
 from autodist_py.kernel.events import Exchange, ServerPlan
 from autodist_py.kernel.exchange.common import first_writers, read_of, spelt, type_of, with_variables

@@ -1,0 +1,84 @@
+"""What workers read of variables after a server has written, and before it writes these: it waits for such reads."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import networkx as nx
+
+from autodist_py.kernel.analysis.server_closure import Holding, writers_of
+from autodist_py.kernel.analysis.server_split import Division
+from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.program import Program
+from autodist_py.proto.errors import StrategyError
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What workers read of variables after a server has written, and before it writes these.
+
+    Attributes:
+        before: for each op that writes what the server holds, what workers read of that before, after something
+            that a server does: it writes in an exchange that they begin when they have read.
+        recounted: of the server's `counted` ops those that write what is written several times, or read before by
+            what waits for a server; each with the variable.
+    """
+
+    before: Mapping[str, frozenset[str]]
+    recounted: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls, program: Program, division: Division, own: Holding, *, counted: Collection[str], late: set[str]
+    ) -> "Reads":
+        """Those of one server.
+
+        Args:
+            program: the captured one.
+            division: which ops servers run.
+            own: what the server holds.
+            counted: see ServerPlan.
+            late: the ops that workers run and that wait for a server.
+
+        Raises:
+            StrategyError: a variable is read between two of its writes, and workers take their steps by themselves, so
+                that others' writes come between, too.
+        """
+        view, writes = program.analysis.captured, writers_of(program)
+        if not program.strategy.consistency.is_bsp:
+            for handle in sorted(own.held):
+                if users := division.users(handle) & late:
+                    _require_not_between(view, handle, writes[handle], users)
+            return cls({}, _recounted(program, division, counted, set()))
+        recounted = _recounted(program, division, counted, late)
+        before: dict[str, frozenset[str]] = {}
+        for handle in sorted(own.held.union(recounted.values())):
+            users = division.users(handle) & late
+            for writer in writes[handle] if users else ():
+                ahead: set[str] = nx.ancestors(view.digraph, writer)
+                before[writer] = before.get(writer, frozenset()) | (users & ahead)
+        return cls(before, recounted)
+
+
+def _recounted(program: Program, division: Division, counted: Collection[str], late: set[str]) -> dict[str, str]:
+    """The `counted` ops that write what is written several times or read before by one of `late`; with the variable."""
+    graph = program.analysis.captured.digraph
+    found: dict[str, str] = {}
+    for handle, writers in writers_of(program).items():
+        again, users = writers.intersection(counted), division.users(handle) & late
+        before: set[str] = set().union(*(nx.ancestors(graph, writer) for writer in again))
+        if len(writers) > 1 or users & before:
+            found |= dict.fromkeys(again, handle)
+    return found
+
+
+def _require_not_between(view: GraphView, handle: str, writers: set[str], users: set[str]) -> None:
+    """Refuse that one of the users reads the variable between two of its writes."""
+    before: set[str] = set().union(*(nx.ancestors(view.digraph, writer) for writer in writers))
+    for op in sorted(users & before):
+        behind: set[str] = nx.ancestors(view.digraph, op)
+        if writers & behind:
+            raise StrategyError(
+                f"'{op}' reads variable '{handle}' between two of its writes in a step, and with sync=False, a "
+                "staleness or replicas_to_aggregate, writes of other workers come between. Read it before or "
+                "after the update, or leave these options out"
+            )

@@ -11,7 +11,7 @@ A custom gradient need not be linear: it may clip what it is given, take its sig
 A linear one may still mix examples (`custom_gradients.py`): this is case 3 too.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
@@ -98,7 +98,7 @@ class BackPropagation:
     tensor_of: Callable[[str], tf.Tensor]
 
     def nonlinear(
-        self, seeds: Collection[str], markers: Collection[str], custom: Iterable[CustomGradient] = ()
+        self, seeds: Collection[str], markers: Collection[str], custom: Collection[CustomGradient] = ()
     ) -> list[Nonlinear]:
         """The ops that are not linear in what comes of the seeds, in order; then those that mix examples."""
         needed = self.graph.dataflow_ancestors(markers, blocked=self._truisms()) - set(markers)
@@ -116,11 +116,11 @@ class BackPropagation:
                 found[name] = self._visited(node, reads, passed, found, layouts, told)
             elif self.solver.seen(name) is None:
                 layouts[name] = self._layout(node, reads, layouts)
-        return told + list(dict.fromkeys(self._judged(custom, needed, layouts, found)))
+        return told + (list(dict.fromkeys(self._judged(custom, needed, layouts, found))) if custom else [])
 
     def _judged(
         self,
-        custom: Iterable[CustomGradient],
+        custom: Collection[CustomGradient],
         needed: Collection[str],
         layouts: dict[str, BatchLayout],
         found: dict[str, Along | None],

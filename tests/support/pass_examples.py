@@ -54,20 +54,25 @@ class Example:
         return start(item, strategy, where, Options())
 
 
+def less_the_mean(graph: tf.Graph, w: tf.Tensor, values: tf.Tensor, source: Input) -> GraphItem:
+    """`w -= mean(values)`, of values that are made of the input `source`."""
+    mean = raw.Mean(input=values, axis=tf.constant(0, name="rows"), name="mean")
+    gradient = raw.Identity(input=mean, name="gradient/w")
+    raw.AssignSubVariableOp(resource=w, value=gradient, name="update")
+    return captured(
+        graph,
+        variables=[Variable("w", "float64", (), update_ops=("update",))],
+        gradients=[Gradient("w", ("gradient/w:0",))],
+        inputs=[source],
+        run_ops=["update"],
+    )
+
+
 def scale() -> GraphItem:
     """`w -= mean(x)`."""
     with tf.Graph().as_default() as graph:
         x, w = placeholder("x", None), handle("w")
-        mean = raw.Mean(input=x, axis=tf.constant(0, name="rows"), name="mean")
-        gradient = raw.Identity(input=mean, name="gradient/w")
-        raw.AssignSubVariableOp(resource=w, value=gradient, name="update")
-        return captured(
-            graph,
-            variables=[Variable("w", "float64", (), update_ops=("update",))],
-            gradients=[Gradient("w", ("gradient/w:0",))],
-            inputs=[Input("x", "float64", (None,), batched=True)],
-            run_ops=["update"],
-        )
+        return less_the_mean(graph, w, x, Input("x", "float64", (None,), batched=True))
 
 
 def vector() -> GraphItem:
@@ -153,16 +158,7 @@ def table() -> GraphItem:
         table = raw.HashTableV2(key_dtype=tf.int64, value_dtype=tf.float64, name="table")
         default = tf.constant(0.0, tf.float64, name="default")
         found = raw.LookupTableFindV2(table_handle=table, keys=keys, default_value=default, name="found")
-        mean = raw.Mean(input=found, axis=tf.constant(0, name="rows"), name="mean")
-        gradient = raw.Identity(input=mean, name="gradient/w")
-        raw.AssignSubVariableOp(resource=w, value=gradient, name="update")
-        return captured(
-            graph,
-            variables=[Variable("w", "float64", (), update_ops=("update",))],
-            gradients=[Gradient("w", ("gradient/w:0",))],
-            inputs=[Input("keys", "int64", (None,), batched=True)],
-            run_ops=["update"],
-        )
+        return less_the_mean(graph, w, found, Input("keys", "int64", (None,), batched=True))
 
 
 ON_GPU = Topology(0, (Replica(0, 0, "/device:GPU:0"),))

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from autodist_py import AutoDist, CaptureError, StrategyError
 from autodist_py.capture.doors.function import CapturedFunction
-from autodist_py.capture.inexact import inexact
 from autodist_py.program.step_function import DistributedFunction
 from autodist_py.testing import compare
 from tests.support.promised import Unpromised
@@ -305,10 +304,6 @@ def run(program: RandomProgram) -> str:
             return f"not for this builder: {error}"
         except CaptureError as error:
             return f"refused: {error}"
-        except tf.errors.InvalidArgumentError:
-            if not list(inexact(captured.item)):
-                raise
-            return "told of"  # It takes examples by their place, say, and a replica has fewer.
     unpromised = Unpromised(captured, traced[id(captured.graph)])
     others = unpromised.variables | {f"result {position}" for position in unpromised.leaves}
     differing = {name for name, difference in comparison.differences.items() if not difference <= program.tolerance}

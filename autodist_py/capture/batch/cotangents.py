@@ -22,7 +22,7 @@ import tensorflow as tf
 from autodist_py.capture.batch.custom_gradients import CustomGradients
 from autodist_py.capture.batch.layout_solver import ADDITIVE, LayoutSolver
 from autodist_py.capture.batch.linearity import OF_WEIGHTS, linear_groups
-from autodist_py.capture.batch.mixing import Mixing
+from autodist_py.capture.batch.mixing import ONLY_SHAPES, Mixing
 from autodist_py.capture.recording.gradients import CustomGradient
 from autodist_py.kernel.analysis.batch_layout.along import (
     EVERYWHERE,
@@ -57,9 +57,7 @@ class Nonlinear(NamedTuple):
     reason: str = ""
 
 
-_ONLY_SHAPES = frozenset(
-    {"BroadcastGradientArgs", "OnesLike", "Rank", "Shape", "ShapeN", "Size", "TensorListLength", "ZerosLike"}
-)
+_ONLY_SHAPES = ONLY_SHAPES | {"BroadcastGradientArgs", "TensorListLength"}
 """Op types whose results do not depend on the numbers that they read."""
 _CARRIES = {
     **dict.fromkeys(("Enter", "Exit", "NextIteration", "StackPopV2", "Switch", "TensorListConcatV2"), (0,)),

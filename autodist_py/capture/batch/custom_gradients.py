@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from autodist_py.capture.batch.layout_solver import ADDITIVE, LayoutSolver
 from autodist_py.capture.batch.linearity import OF_WEIGHTS, linear_groups
-from autodist_py.capture.batch.mixing import Mixing
+from autodist_py.capture.batch.mixing import ONLY_SHAPES, Mixing
 from autodist_py.capture.recording.gradients import CustomGradient
 from autodist_py.kernel.analysis.batch_layout.along import (
     BY_POOLED,
@@ -36,13 +36,11 @@ from autodist_py.kernel.ir.names import op_of, parse
 _BY_ELEMENT = frozenset(
     {
         *(*ELEMENTWISE, "Add", "AddN", "AddV2", "Cast", "CheckNumerics", "Const", "Div", "DivNoNan", "EnsureShape"),
-        *("Identity", "Maximum", "Minimum", "Mul", "Neg", "OnesLike", "Placeholder", "PreventGradient", "RealDiv"),
-        *("StopGradient", "Sub", "ZerosLike", "TensorListPopBack", "TensorListElementShape"),
+        *("Identity", "Maximum", "Minimum", "Mul", "Neg", "OnesLike", "PreventGradient", "RealDiv", "StopGradient"),
+        *("Sub", "ZerosLike"),
     }
 )
-"""Op types that compute each element of what they are given by itself, whatever that is; lists bring the operands."""
-_ONLY_SHAPES = frozenset({"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"})
-"""Op types whose results do not depend on the numbers that they read."""
+"""Op types that compute each element of what they are given by itself, whatever that is."""
 _OF_OTHERS = Mixture("gives an example a gradient that is made of other examples'")
 _OF_MEAN = Mixture("gives a weight the mean over examples where it must be their sum, or the other way round")
 _OF_NUMBER = Mixture("gives an example a gradient that is divided by the number of examples, or not, as it must be")
@@ -152,37 +150,41 @@ class _Walk:
         }
         self._region = (of_given | alone) - begins
         for name in graph.dataflow_order(self._region):
-            node = graph.nodes[name]
-            reads = [str(parse(read)) for read in node.input if not read.startswith("^")]
-            found = tuple(map(self.read, reads))
-            layouts = tuple(map(self._layout, reads))
-            made = [self._is_made_of_given(tensor) for tensor in reads]
-            if any(made) and node.op in _PRODUCTS | _QUOTIENTS:  # What numbers of examples do is in the powers.
-                found = tuple(EVERYWHERE if one is not None and one.counts else one for one in found)
-                layouts = tuple(BatchLayout.REPLICATED if one is BatchLayout.COUNT else one for one in layouts)
-            operands = self._of.solver.operands(node, reads, layouts)
-            if node.op in _ONLY_SHAPES or self._is_of_shapes(reads):
-                self._of_shapes.add(name)
-                layout = layout_of(operands)
-                self._layouts[name] = BatchLayout.MIXED if isinstance(layout, tuple) else layout
-                self._found[name] = of_layout(self._layouts[name])
-                self._powers[name] = int(self._layouts[name] is BatchLayout.COUNT)
-                continue
-            if any(made):
-                self._made_of_given.add(name)
-            if node.op in ADDITIVE | {"Sub"} and any(made):
-                others = [one for one, is_made in zip(found, made, strict=True) if not is_made]
-                if any(one is None or one.pools for one in others):
-                    self.unseen.append(Judged(name))
-            if node.op in _REPEATS and found[0] == EVERYWHERE and layouts[1] is not BatchLayout.REPLICATED:
-                result: Found = ROW_BY_ROW if layouts[1] is BatchLayout.SHAPE else None
-            else:
-                result = along(operands, found)
-            if isinstance(result, Mixture):
-                self.mixtures.append(Judged(name, str(result)))
-            self._found[name] = result if isinstance(result, Along) else self._by_layout(operands)
-            self._layouts[name] = _layout_along(self._found[name])
-            self._powers[name] = self._power(node, reads, found[0] if found else None)
+            self._follow(name)
+
+    def _follow(self, name: str) -> None:
+        """Follow one op; what it reads of the region has been followed."""
+        node = self._of.graph.nodes[name]
+        reads = [str(parse(read)) for read in node.input if not read.startswith("^")]
+        found = tuple(map(self.read, reads))
+        layouts = tuple(map(self._layout, reads))
+        made = [self._is_made_of_given(tensor) for tensor in reads]
+        if any(made) and node.op in _PRODUCTS | _QUOTIENTS:  # What numbers of examples do is in the powers.
+            found = tuple(EVERYWHERE if one is not None and one.counts else one for one in found)
+            layouts = tuple(BatchLayout.REPLICATED if one is BatchLayout.COUNT else one for one in layouts)
+        operands = self._of.solver.operands(node, reads, layouts)
+        if node.op in ONLY_SHAPES or self._is_of_shapes(reads):
+            self._of_shapes.add(name)
+            layout = layout_of(operands)
+            self._layouts[name] = BatchLayout.MIXED if isinstance(layout, tuple) else layout
+            self._found[name] = of_layout(self._layouts[name])
+            self._powers[name] = int(self._layouts[name] is BatchLayout.COUNT)
+            return
+        if any(made):
+            self._made_of_given.add(name)
+        if node.op in ADDITIVE | {"Sub"} and any(made):
+            others = [one for one, is_made in zip(found, made, strict=True) if not is_made]
+            if any(one is None or one.pools for one in others):
+                self.unseen.append(Judged(name))
+        if node.op in _REPEATS and found[0] == EVERYWHERE and layouts[1] is not BatchLayout.REPLICATED:
+            result: Found = ROW_BY_ROW if layouts[1] is BatchLayout.SHAPE else None
+        else:
+            result = along(operands, found)
+        if isinstance(result, Mixture):
+            self.mixtures.append(Judged(name, str(result)))
+        self._found[name] = result if isinstance(result, Along) else self._by_layout(operands)
+        self._layouts[name] = _layout_along(self._found[name])
+        self._powers[name] = self._power(node, reads, found[0] if found else None)
 
     def compared(self, own: Along | None, returned: str, results: Sequence[Along | None]) -> Iterator[Judged]:
         """Whether the gradient of an argument goes along examples as the argument does, `own`."""

@@ -29,7 +29,8 @@ from autodist_py.proto.graph_item import Gradient
 from autodist_py.proto.text import some
 
 _SIZES = frozenset({BatchLayout.REPLICATED, BatchLayout.COUNT, BatchLayout.SHAPE})
-_ONLY_SHAPES = frozenset({"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"})
+ONLY_SHAPES = frozenset({"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"})
+"""Op types whose results do not depend on the numbers that they read."""
 _TOLD = 3
 
 
@@ -165,7 +166,7 @@ class Mixing:
             if name in live or name not in self.solver.loss_region:
                 continue
             live.add(name)
-            if self.graph.nodes[name].op in _ONLY_SHAPES or self.solver.of_source(self.graph.nodes[name]):
+            if self.graph.nodes[name].op in ONLY_SHAPES or self.solver.of_source(self.graph.nodes[name]):
                 continue
             if self.solver.layouts_of(name) == (BatchLayout.REPLICATED,):
                 continue

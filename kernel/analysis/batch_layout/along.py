@@ -361,10 +361,10 @@ def _reshape(operands: Operands, reads: tuple[Along, ...]) -> Found:
     return replace(reads[0], uneven=reads[0].uneven or not keeps_rows(operands.row, operands.block, sizes))
 
 
-def _by_place(operands: Operands) -> Found:
-    """Of what takes some examples, by constants; an integer may be a size."""
+def _by_place(operands: Operands, dtype: str = "T") -> Found:
+    """Of what takes some examples, by constants; an integer may be a size. The attribute `dtype` has the type."""
     is_fixed = all(one is not None for one in operands.constants[1:])
-    is_float = tf.as_dtype(operands.node.attr["T"].type).is_floating
+    is_float = tf.as_dtype(operands.node.attr[dtype].type).is_floating
     return BY_PLACE if is_fixed and is_float else None
 
 
@@ -481,7 +481,9 @@ def _gather(operands: Operands, reads: tuple[Along, ...]) -> Found:
     axes = operands.axes(2, operands.ranks[0])
     if axes is None or ("batch_dims" in operands.node.attr and operands.node.attr["batch_dims"].i):
         return None
-    if reads[0].axes or not reads[1].axes:
+    if reads[0].axes:
+        return _by_place(operands, "Tparams") if axes[0] in reads[0].axes and reads[1].is_same else None
+    if not reads[1].axes:
         return None
     return _joined(reads, frozenset(axes[0] + axis for axis in reads[1].axes))
 

@@ -1,4 +1,7 @@
-"""Losses that go through loops, branches and lists: what keeps examples apart is followed, and the rest is told of."""
+"""Losses that go through loops, branches and lists: what keeps examples apart is followed, and the rest is told of.
+
+One module, though long: all of it is losses of one small model.
+"""
 
 from collections.abc import Callable
 from typing import Any

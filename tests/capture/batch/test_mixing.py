@@ -83,6 +83,11 @@ MIXING: dict[str, tuple[Loss, str]] = {
     "the next example": (lambda z, y: tf.reduce_mean((z[1:] - z[:-1]) ** 2), "by their place in the batch"),
     "the first one": (lambda z, y: tf.reduce_mean(z**2) + tf.reduce_sum(z[0] ** 2), "by their place in the batch"),
     "the first ones": (lambda z, y: tf.reduce_mean(z[:2] ** 2), "by their place in the batch"),
+    "two by their numbers": (lambda z, y: tf.reduce_mean(tf.gather(z, [1, 0]) ** 2), "by their place in the batch"),
+    "two by their numbers, turned": (
+        lambda z, y: tf.reduce_mean(tf.gather(tf.transpose(z), [1, 0], axis=1) ** 2),
+        "by their place in the batch",
+    ),
     "the first half": (lambda z, y: tf.reduce_mean(z[: tf.shape(z)[0] // 2] ** 2), "by their place in the batch"),
     "all but the last": (lambda z, y: tf.reduce_mean(z[: tf.shape(y)[0] - 1] ** 2), "by their place in the batch"),
     "the second half": (

@@ -23,6 +23,8 @@ ADDRESSES = [f"10.77.0.{host + 1}" for host in range(HOSTS)]
 START_SECONDS, BLOCK_SECONDS, LAB_SECONDS, WIRE_SECONDS = 600.0, 300.0, 60.0, 3.0
 _WIRE_PORT = 20_000
 _ROOT = Path(__file__).resolve().parent.parent
+BEFORE = ", before"
+"""Follows the name of a system of ours that is run from another checkout."""
 
 
 class BenchmarkError(Exception):
@@ -32,7 +34,8 @@ class BenchmarkError(Exception):
 class TrainingProcess:
     """One worker of a system on a host, which trains when told to."""
 
-    def __init__(self, system: str, workload: str, worker: Worker, log: Path):
+    def __init__(self, system: str, workload: str, worker: Worker, log: Path, checkout: Path):
+        python = sys.executable if checkout == _ROOT else str(checkout / ".venv/bin/python")
         environment = {name: text for name, text in os.environ.items() if not name.startswith("AUTODIST_")}
         environment |= {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"}
         environment |= SYSTEMS[system].environment(worker)
@@ -40,8 +43,8 @@ class TrainingProcess:
         self._name, self._log = f"{system}, {workload}, host {worker.rank}", log
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
-                [NETLAB, "exec", str(worker.rank), sys.executable, "-m", "benchmarks.training_process", *what],
-                cwd=_ROOT,
+                [NETLAB, "exec", str(worker.rank), python, "-m", "benchmarks.training_process", *what],
+                cwd=checkout,
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -86,16 +89,16 @@ class TrainingProcess:
 
 
 class Group:
-    """The processes of one system, one a host."""
+    """The processes of one system, one a host, with the code of that checkout."""
 
-    def __init__(self, system: str, workload: str, port: int, folder: Path):
+    def __init__(self, system: str, workload: str, port: int, folder: Path, checkout: Path = _ROOT):
         self._system = SYSTEMS[system]
         secret = secrets.token_hex(16)
         self._processes: list[TrainingProcess] = []
         for rank in range(self._system.hosts):
             worker = Worker(rank, ADDRESSES, port)
-            log = folder / f"{workload}-{system.replace(' ', '-')}-{rank}.log"
-            self._processes.append(TrainingProcess(system, workload, worker, log))
+            log = folder / f"{port}-{workload}-{system.replace(' ', '-')}-{rank}.log"
+            self._processes.append(TrainingProcess(system, workload, worker, log, checkout))
             if "AUTODIST_LAUNCH" in self._system.environment(worker):
                 self._processes[-1].tell(secret)
 
@@ -169,12 +172,16 @@ def wire_rate() -> float:
 
 
 @contextmanager
-def groups(systems: Sequence[str], workload: str, folder: Path) -> Iterator[Mapping[str, Group]]:
-    """Within it the processes of all these systems are there."""
+def groups(
+    systems: Sequence[str], workload: str, folder: Path, before: Path | None = None
+) -> Iterator[Mapping[str, Group]]:
+    """Within it the processes of all these systems are there; `before` is the checkout of those named `BEFORE`."""
     started: dict[str, Group] = {}
     try:
         for number, system in enumerate(systems):
-            started[system] = Group(system, workload, _WIRE_PORT + 10 * (number + 1), folder)
+            checkout = before if before is not None and system.endswith(BEFORE) else _ROOT
+            port = _WIRE_PORT + 10 * (number + 1)
+            started[system] = Group(system.removesuffix(BEFORE), workload, port, folder, checkout)
         yield started
     finally:
         for group in started.values():

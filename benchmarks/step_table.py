@@ -58,6 +58,11 @@ class Cell:
         best = map(min, zip(*peers, strict=True))
         return statistics.median(own / least for own, least in zip(self.systems[system].seconds, best, strict=True))
 
+    def ratio(self, system: str, other: str) -> float:
+        """The median over rounds of its time to that of the other one in the round."""
+        pairs = zip(self.systems[system].seconds, self.systems[other].seconds, strict=True)
+        return statistics.median(own / theirs for own, theirs in pairs)
+
     def record(self) -> dict[str, object]:
         """All of it, as JSON has it; times in milliseconds."""
         return {

@@ -1,13 +1,16 @@
 """Step time of autodist_py beside tf.distribute and Horovod, on two hosts of a core each, over shaped links.
 
     make bench, or: python -m benchmarks.step_time [--workloads mlp emb cnn tlm] [--links none 1gbit 200mbit]
-        [--systems NAME...] [--rounds N] [--steps N] [--block SECONDS] [--output FILE]
+        [--systems NAME...] [--rounds N] [--steps N] [--block SECONDS] [--output FILE] [--before CHECKOUT]
 
 Hosts are namespaces of this machine (tools/netlab.sh). All processes of a workload stay up for all links. In each round
 every system trains a block of steps while the others wait, so that what disturbs the machine disturbs all alike.
 Printed are medians over rounds: milliseconds a step (on the slower host), megabytes that a host sent, the physical
 bound (the larger one of a lone core's time for its half of the batch, and of the bytes on the wire as fast as it
 carries them), and the ratio to the peer that was best in the same round.
+
+Before a change is landed: `--before CHECKOUT` names a checkout of what was before, with its own .venv. Our systems are
+run with its code too, and their times in the same round compared.
 
 All systems start from the same weights and are given the same data; exits with 1 where their first losses differ.
 """
@@ -21,7 +24,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.lab import BenchmarkError, Group, groups, lab, sent_bytes, shape, wire_rate
+from benchmarks.lab import BEFORE, BenchmarkError, Group, groups, lab, sent_bytes, shape, wire_rate
 from benchmarks.step_table import HEADER, Blocks, Cell, disagreements
 from benchmarks.systems import ALONE, INTER_OP_THREADS, INTRA_OP_THREADS, SYSTEMS, missing
 from benchmarks.workloads import WORKLOADS
@@ -40,6 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=40, help="of a block, at most")
     parser.add_argument("--block", type=float, default=1.0, help="about how many seconds a block takes")
+    parser.add_argument("--before", type=Path, help="a checkout, with its .venv, which our systems are compared with")
     parser.add_argument("--output", type=Path, help="where all that was measured is written, as JSON")
     return parser.parse_args()
 
@@ -67,6 +71,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     print("\n".join([*HEADER, *(row for cell in cells for row in cell.rows())]))
+    print("\n".join(row for cell in cells for row in compared(cell)))
     print("\n".join(differ) or "the first losses of all systems agree")
     return int(bool(differ))
 
@@ -74,19 +79,31 @@ def main() -> int:
 def measure(workload: str, systems: Sequence[str], options: argparse.Namespace, cells: list[Cell]) -> list[str]:
     """Add the workload's cells, one a link, to `cells`; what is said of systems that trained otherwise."""
     applying = [name for name in systems if SYSTEMS[name].applies_to(workload)]
+    if options.before is not None:
+        applying += [f"{name}{BEFORE}" for name in applying if SYSTEMS[name].is_ours]
     folder = Path(tempfile.mkdtemp(prefix="step-time-"))
     shape("none")
-    with groups(applying, workload, folder) as started:
+    with groups(applying, workload, folder, options.before) as started:
         losses = {name: group.first_losses() for name, group in started.items()}
         for link in options.links:
             cells.append(measured_cell(workload, link, started, options))
             print("\n".join(cells[-1].rows()), flush=True)
             if options.output is not None:
                 write(options.output, cells)
-    exact = {name: each for name, each in losses.items() if SYSTEMS[name].is_exact and SYSTEMS[name].hosts > 1}
+    of = {name: SYSTEMS[name.removesuffix(BEFORE)] for name in losses}
+    exact = {name: each for name, each in losses.items() if of[name].is_exact and of[name].hosts > 1}
     if not exact:
         return []
     return [f"{workload}: {text}" for text in disagreements(exact, reference=next(iter(exact)))]
+
+
+def compared(cell: Cell) -> list[str]:
+    """A line for each system that was run with the code of before, too."""
+    return [
+        f"{cell.workload}, {cell.link}, {name}: {cell.ratio(name, f'{name}{BEFORE}'):.3f} of the time before"
+        for name in cell.systems
+        if f"{name}{BEFORE}" in cell.systems
+    ]
 
 
 def measured_cell(workload: str, link: str, started: Mapping[str, Group], options: argparse.Namespace) -> Cell:

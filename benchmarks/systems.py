@@ -48,6 +48,7 @@ class System:
     Attributes:
         train: makes the step.
         is_peer: it is what autodist_py is compared with.
+        is_ours: it is autodist_py.
         is_exact: all that its gradients hold travels.
         hosts: how many train; the others idle.
         works_when_idle: its threads do not rest between steps.
@@ -57,6 +58,7 @@ class System:
 
     train: Trainer
     is_peer: bool = False
+    is_ours: bool = False
     is_exact: bool = True
     hosts: int = 2
     works_when_idle: bool = False
@@ -124,7 +126,11 @@ def _autodist_environment(worker: Worker) -> Mapping[str, str]:
 
 def _ours(builder: str, *workloads: str, is_exact: bool = True) -> System:
     return System(
-        autodist(builder), is_exact=is_exact, environment=_autodist_environment, workloads=frozenset(workloads)
+        autodist(builder),
+        is_ours=True,
+        is_exact=is_exact,
+        environment=_autodist_environment,
+        workloads=frozenset(workloads),
     )
 
 

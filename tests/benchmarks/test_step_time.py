@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from autodist_py import AutoDist
 from benchmarks.step_table import Blocks, Cell, disagreements
+from benchmarks.step_time import compared
 from benchmarks.workloads import WORKLOADS, zipf
 
 ALONE, PEERS = "one device", frozenset({"slow peer", "fast peer"})
@@ -79,3 +80,9 @@ def test_systems_that_train_otherwise_are_named_with_the_step():
         "far: the loss of step 1 is 0.6, that of one 0.5",
         "broken: the loss of step 0 is nan, that of one 1",
     ]
+
+
+def test_a_ratio_to_before_is_of_the_same_round():
+    measured = cell(None, {"ours": (1.0, 4.0, 3.0), "ours, before": (2.0, 2.0, 3.0)})
+    assert measured.ratio("ours", "ours, before") == 1.0  # Of 0.5, 2 and 1.
+    assert compared(measured) == ["mlp, none, ours: 1.000 of the time before"]

@@ -1,7 +1,9 @@
 """The kinds of hostile inputs, which `test_fuzz_inputs.py` tries: valid values, how one is changed, what reads it."""
 
+import base64
 import json
 import threading
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -16,6 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from autodist_py import cli
 from autodist_py.cluster.coordinator.service import _Service
+from autodist_py.cluster.launch.told import Told
 from autodist_py.config import settings as environment
 from autodist_py.config.resource_spec import load_resource_spec, parse_resource_spec
 from autodist_py.config.settings import Settings
@@ -272,6 +275,16 @@ def of_arguments(choose: Random, folder: Path) -> Hostile:
     return Hostile([word[:200] for word in words], read)
 
 
+def of_told(choose: Random, folder: Path) -> Hostile:
+    """The line that a worker is told; in some the spec alone was changed, before it was compressed."""
+    if choose.random() < 0.5:
+        line = changed_bytes(choose, Told("s3cr3t", RESOURCES).line(), Told("another").line())
+    else:
+        content = changed_message(choose, RESOURCES.to_proto()).SerializeToString()
+        line = b"s3cr3t\t" + base64.b64encode(zlib.compress(content))
+    return Hostile(line[:2_000], lambda: Told.parse(line), len(line))
+
+
 class Refused(AutoDistError):
     """A call that ends with a status."""
 
@@ -370,7 +383,8 @@ KINDS = {
     "graph item": Kind(of_graph_item, 150),
     "any value": Kind(of_any_value, 50),
     "strategy builder": Kind(of_builder, 110),
-    "settings": Kind(of_settings, 150),
+    "settings": Kind(of_settings, 120),
+    "told": Kind(of_told, 30),
     "arguments": Kind(of_arguments, 70),
     "calls": Kind(of_calls, 80),
     "graph": Kind(of_graph, 10, 20.0),

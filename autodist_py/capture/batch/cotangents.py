@@ -20,7 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py.capture.batch.custom_gradients import CustomGradients
-from autodist_py.capture.batch.layout_solver import ADDITIVE, LayoutSolver
+from autodist_py.capture.batch.layouts.beside import Beside
+from autodist_py.capture.batch.layouts.solution import Solution
 from autodist_py.capture.batch.linearity import OF_WEIGHTS, linear_groups
 from autodist_py.capture.batch.mixing import ONLY_SHAPES, Mixing
 from autodist_py.capture.recording.gradients import CustomGradient
@@ -33,8 +34,9 @@ from autodist_py.kernel.analysis.batch_layout.along import (
     is_followed,
     of_layout,
 )
+from autodist_py.kernel.analysis.batch_layout.arithmetic import ADDITIVE
 from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout
-from autodist_py.kernel.analysis.batch_layout.rules import is_known, layout_of
+from autodist_py.kernel.analysis.batch_layout.rules import is_known
 from autodist_py.kernel.ir.dataflow import random_ops
 from autodist_py.kernel.ir.graph import GraphView, functions_of
 from autodist_py.kernel.ir.names import op_of, parse
@@ -85,13 +87,13 @@ class BackPropagation:
 
     Attributes:
         graph: of the ops that are needed.
-        solver: the layouts of the forward pass.
+        solution: the layouts of the forward pass.
         mixing: how that goes along the examples.
         tensor_of: a tensor by its name.
     """
 
     graph: GraphView
-    solver: LayoutSolver
+    solution: Solution
     mixing: Mixing
     tensor_of: Callable[[str], tf.Tensor]
 
@@ -102,7 +104,7 @@ class BackPropagation:
         needed = self.graph.dataflow_ancestors(markers, blocked=self._truisms()) - set(markers)
         begins = set(map(op_of, seeds))
         found: dict[str, Along | None] = {op_of(seed): self._begun(seed) for seed in seeds}
-        layouts: dict[str, BatchLayout] = {}
+        beside = Beside(self.solution)
         told: list[Nonlinear] = []
         for name in self.graph.dataflow_order(needed):
             node = self.graph.nodes[name]
@@ -111,22 +113,24 @@ class BackPropagation:
             reads = [str(parse(read)) for read in node.input if not read.startswith("^")]
             passed = [index for index, read in enumerate(reads) if op_of(read) in found]
             if passed and node.op not in _ONLY_SHAPES:
-                found[name] = self._visited(node, reads, passed, found, layouts, told)
-            elif self.solver.seen(name) is None:
-                layouts[name] = self._layout(node, reads, layouts)
-        return told + (list(dict.fromkeys(self._judged(custom, needed, layouts, found))) if custom else [])
+                found[name] = self._visited(node, reads, passed, found, beside, told)
+            else:
+                beside.visit(node, reads)
+        return told + (list(dict.fromkeys(self._judged(custom, needed, beside, found))) if custom else [])
 
     def _judged(
         self,
         custom: Collection[CustomGradient],
         needed: Collection[str],
-        layouts: dict[str, BatchLayout],
+        beside: Beside,
         found: dict[str, Along | None],
     ) -> Iterator[Nonlinear]:
         """The ops by which custom gradients mix examples, or of which that is not seen."""
-        drawn = {name for name in random_ops(self.graph) & set(needed) if self.solver.seen(name) is None}
+        drawn = {name for name in random_ops(self.graph) & set(needed) if self.solution.seen(name) is None}
         drawn = self.graph.dataflow_descendants(drawn)
-        gradients = CustomGradients(self.graph, self.solver, self.mixing, self.tensor_of, needed, drawn, layouts, found)
+        gradients = CustomGradients(
+            self.graph, self.solution, self.mixing, self.tensor_of, needed, drawn, beside, found
+        )
         for call in custom:
             for op, reason in gradients.judged(call):
                 yield Nonlinear(op, Reads.SUM if reason else Reads.UNKNOWN, reason)
@@ -147,40 +151,26 @@ class BackPropagation:
         reads = [read for read in node.input if not read.startswith("^")]
         return self.mixing.read(reads[0]) if node.op == "OnesLike" else None
 
-    def _layout(self, node: tf.compat.v1.NodeDef, reads: Sequence[str], layouts: dict[str, BatchLayout]) -> BatchLayout:
-        """The layout of what is computed for back-propagation alone, and not from what is passed back."""
-        own = tuple(self._layout_of(read, layouts) for read in reads)
-        if all(layout is BatchLayout.REPLICATED for layout in own):
-            return BatchLayout.REPLICATED
-        result = layout_of(self.solver.operands(node, reads, own))
-        return BatchLayout.MIXED if isinstance(result, tuple) else result
-
-    def _layout_of(self, tensor: str, layouts: dict[str, BatchLayout]) -> BatchLayout:
-        if self.solver.is_combined(tensor):
-            return BatchLayout.REPLICATED
-        seen = self.solver.seen(tensor)
-        return layouts.get(op_of(tensor), BatchLayout.REPLICATED) if seen is None else seen
-
     def _visited(
         self,
         node: tf.compat.v1.NodeDef,
         reads: Sequence[str],
         passed: Sequence[int],
         found: dict[str, Along | None],
-        layouts: dict[str, BatchLayout],
+        beside: Beside,
         told: list[Nonlinear],
     ) -> Along | None:
         """How the op's result goes along examples; an op that is not linear is noted."""
         own = tuple(
-            found[op_of(read)] if index in passed else self._forward(read, layouts) for index, read in enumerate(reads)
+            found[op_of(read)] if index in passed else self._forward(read, beside) for index, read in enumerate(reads)
         )
         given = [own[index] for index in passed]
-        operands = self.solver.operands(node, reads, tuple(self._layout_of(read, layouts) for read in reads))
+        operands = self.solution.operands(node, reads, tuple(map(beside.layout, reads)))
         result = along(operands, own)
         linear = [index for index, read in enumerate(reads) if index in passed or self._is_zero(read)]
         is_added_to = _adds_another(node, reads, linear)
         if not is_added_to and self._is_linear(node, linear if _called(node) else passed):
-            return self._linear(node, given, result if isinstance(result, Along) else None, reads, layouts)
+            return self._linear(node, given, result if isinstance(result, Along) else None, reads, beside)
         told.append(Nonlinear(node.name, *self._case(node, given, result, is_added_to=is_added_to)))
         if result is None and any(read is not None and read.is_pooled for read in given):
             return _SUM  # A comparison, say.
@@ -204,11 +194,11 @@ class BackPropagation:
             return Reads.SUM, str(result)
         return (Reads.UNKNOWN if result is None or result.pools or result.uneven else Reads.EACH), ""
 
-    def _forward(self, tensor: str, layouts: dict[str, BatchLayout]) -> Along | None:
+    def _forward(self, tensor: str, beside: Beside) -> Along | None:
         """How what the forward pass has computed goes along examples."""
-        if self.solver.seen(tensor) is not None or self.solver.is_combined(tensor):
+        if self.solution.seen(tensor) is not None or self.solution.is_combined(tensor):
             return self.mixing.read(tensor)
-        return of_layout(self._layout_of(tensor, layouts))
+        return of_layout(beside.layout(tensor))
 
     def _linear(
         self,
@@ -216,14 +206,14 @@ class BackPropagation:
         given: Sequence[Along | None],
         result: Along | None,
         reads: Sequence[str],
-        layouts: dict[str, BatchLayout],
+        beside: Beside,
     ) -> Along | None:
         """How what a linear op makes of `given` goes along examples."""
         known = [read for read in given if read is not None]
         if len(known) < len(given) or node.op in _CARRIES:
             return None
         if node.op in _RESHAPES or (node.op == "Sum" and result is None):
-            return self._reshaped(node, known[0], reads, layouts)
+            return self._reshaped(node, known[0], reads, beside)
         if result is not None:
             return result
         if node.op in _ADDS_UP:
@@ -236,9 +226,7 @@ class BackPropagation:
         is_of_rows = shape.rank is not None and shape[0] is None
         return next((read for read in known if read.axes == {0}), None) if is_of_rows else None
 
-    def _reshaped(
-        self, node: tf.compat.v1.NodeDef, read: Along, reads: Sequence[str], layouts: dict[str, BatchLayout]
-    ) -> Along | None:
+    def _reshaped(self, node: tf.compat.v1.NodeDef, read: Along, reads: Sequence[str], beside: Beside) -> Along | None:
         """Of an op whose result has a shape that is given, or has been added up along axes that are."""
         if node.op == "Sum":  # To the shape of what was broadcast: a reshape follows, and shows which.
             return replace(read, order=_ADDED) if read.axes else read
@@ -247,7 +235,7 @@ class BackPropagation:
             return _SUM if read.axes else read
         if read.is_pooled or (read.axes and read.axes != {0}):
             return None
-        layout = self._layout_of(reads[0 if node.op == "StridedSliceGrad" else 1], layouts)
+        layout = beside.layout(reads[0 if node.op == "StridedSliceGrad" else 1])
         if read.is_same and layout is BatchLayout.REPLICATED:
             return read
         is_of_rows = layout is BatchLayout.SHAPE if shape.rank is None else shape[0] is None

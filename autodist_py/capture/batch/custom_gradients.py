@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from autodist_py.capture.batch.layout_solver import ADDITIVE, LayoutSolver
+from autodist_py.capture.batch.layouts.beside import Beside
+from autodist_py.capture.batch.layouts.solution import Solution
 from autodist_py.capture.batch.linearity import OF_WEIGHTS, linear_groups
 from autodist_py.capture.batch.mixing import ONLY_SHAPES, Mixing
 from autodist_py.capture.recording.gradients import CustomGradient
@@ -27,7 +28,7 @@ from autodist_py.kernel.analysis.batch_layout.along import (
     along,
     of_layout,
 )
-from autodist_py.kernel.analysis.batch_layout.arithmetic import ELEMENTWISE
+from autodist_py.kernel.analysis.batch_layout.arithmetic import ADDITIVE, ELEMENTWISE
 from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout, Operands
 from autodist_py.kernel.analysis.batch_layout.rules import layout_of
 from autodist_py.kernel.ir.graph import GraphView, functions_of
@@ -62,22 +63,22 @@ class CustomGradients:
 
     Attributes:
         graph: of the ops that are needed.
-        solver: the layouts of the forward pass.
+        solution: the layouts of the forward pass.
         mixing: how that goes along the examples.
         tensor_of: a tensor by its name.
         needed: the ops that the gradients are made of.
         drawn: those whose results each replica draws anew, for back-propagation alone, and what is made of them.
-        layouts: of what is computed for back-propagation, and not from gradients, by the name of its op.
+        beside: the layouts of what is computed for back-propagation, and not from gradients.
         passed_back: how gradients go along examples by the name of their op, as far as back-propagation shows it.
     """
 
     graph: GraphView
-    solver: LayoutSolver
+    solution: Solution
     mixing: Mixing
     tensor_of: Callable[[str], tf.Tensor]
     needed: Collection[str]
     drawn: Collection[str]
-    layouts: Mapping[str, BatchLayout]
+    beside: Beside
     passed_back: Mapping[str, Along | None]
 
     def judged(self, custom: CustomGradient) -> Iterator[Judged]:
@@ -145,10 +146,8 @@ class _Walk:
         ends = {op_of(name) for name in returned} - begins
         needed = graph.dataflow_ancestors(ends)
         of_given = graph.dataflow_descendants(begins) & needed
-        alone = {
-            name for name in needed & self._of.layouts.keys() if self._of.layouts[name] is not BatchLayout.REPLICATED
-        }
-        self._region = (of_given | alone) - begins
+        alone = {name for name, layout in self._of.beside.found.items() if layout is not BatchLayout.REPLICATED}
+        self._region = (of_given | (alone & needed)) - begins
         for name in graph.dataflow_order(self._region):
             self._follow(name)
 
@@ -162,7 +161,7 @@ class _Walk:
         if any(made) and node.op in _PRODUCTS | _QUOTIENTS:  # What numbers of examples do is in the powers.
             found = tuple(EVERYWHERE if one is not None and one.counts else one for one in found)
             layouts = tuple(BatchLayout.REPLICATED if one is BatchLayout.COUNT else one for one in layouts)
-        operands = self._of.solver.operands(node, reads, layouts)
+        operands = self._of.solution.operands(node, reads, layouts)
         if node.op in ONLY_SHAPES or self._is_of_shapes(reads):
             self._of_shapes.add(name)
             layout = layout_of(operands)
@@ -221,7 +220,7 @@ class _Walk:
             return self._powers.get(op_of(tensor))
         if self._layout(tensor) is not BatchLayout.COUNT:
             return 0
-        return None if self._of.solver.is_combined(tensor) else 1
+        return None if self._of.solution.is_combined(tensor) else 1
 
     def _power(self, node: tf.compat.v1.NodeDef, reads: Sequence[str], first: Along | None) -> int | None:
         """Likewise of what an op makes of these."""
@@ -266,14 +265,14 @@ class _Walk:
         of = self._of
         if op_of(tensor) in of.passed_back or self._is_drawn(tensor):
             return None  # It comes of what is passed back to somewhere else.
-        if of.solver.seen(tensor) is not None or of.solver.is_combined(tensor):
+        if of.solution.seen(tensor) is not None or of.solution.is_combined(tensor):
             return of.mixing.read(tensor)
         return of_layout(self._layout(tensor))
 
     def _is_drawn(self, tensor: str) -> bool:
         """Whether each replica draws it anew, and not for each example."""
         of = self._of
-        is_fixed = op_of(tensor) in of.drawn and of.solver.seen(tensor) is None
+        is_fixed = op_of(tensor) in of.drawn and of.solution.seen(tensor) is None
         return is_fixed and of.tensor_of(f"{op_of(tensor)}:0").shape.is_fully_defined()
 
     def _layout(self, tensor: str) -> BatchLayout:
@@ -283,10 +282,7 @@ class _Walk:
             return self._layouts.get(op_of(tensor), BatchLayout.MIXED)
         if op_of(tensor) in self._of.passed_back or self._is_drawn(tensor):
             return BatchLayout.MIXED
-        if self._of.solver.is_combined(tensor):
-            return BatchLayout.REPLICATED
-        seen = self._of.solver.seen(tensor)
-        return self._of.layouts.get(op_of(tensor), BatchLayout.REPLICATED) if seen is None else seen
+        return self._of.beside.layout(tensor)
 
 
 def _layout_along(found: Along | None) -> BatchLayout:

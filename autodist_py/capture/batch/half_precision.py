@@ -10,7 +10,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from autodist_py.capture.batch.insertion import Insertion
-from autodist_py.capture.batch.layout_solver import Edge
+from autodist_py.capture.batch.layouts.table import Edge
 from autodist_py.kernel.ir.names import op_of
 from autodist_py.proto.graph_item import Gradient
 

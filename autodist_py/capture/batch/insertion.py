@@ -1,4 +1,4 @@
-"""Puts the statistics that a `LayoutSolver` found into a captured graph, each behind an op of its own."""
+"""Puts the statistics that a `Solution` found into a captured graph, each behind an op of its own."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from autodist_py.capture.batch.layout_solver import AGAIN, LayoutSolver
+from autodist_py.capture.batch.layouts.solution import Solution
+from autodist_py.capture.batch.layouts.table import AGAIN
 from autodist_py.kernel.ir.fragment import TensorSpec, trace
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import op_of, parse, unique_names
@@ -16,10 +17,10 @@ from autodist_py.proto.graph_item import Statistic
 class Insertion:
     """Puts statistics into a captured graph."""
 
-    def __init__(self, graph: GraphView, solver: LayoutSolver, tensor_of: Callable[[str], tf.Tensor]):
+    def __init__(self, graph: GraphView, solution: Solution, tensor_of: Callable[[str], tf.Tensor]):
         self.nodes = dict(graph.nodes)
         self._own: set[str] = set()
-        self._graph, self._solver, self._tensor_of = graph, solver, tensor_of
+        self._graph, self._solution, self._tensor_of = graph, solution, tensor_of
         self._again: dict[str, str] = {}
         self._markers: dict[tuple[str, str], str] = {}
         self._totals: dict[str, str] = {}
@@ -50,7 +51,7 @@ class Insertion:
         """The result `tensor`, or what is computed again for it; a gradient with all its terms."""
         if op_of(tensor) in self._totals:
             return self._totals[op_of(tensor)]
-        if self._solver.is_again(tensor) and op_of(tensor) in self.nodes:
+        if self._solution.is_again(tensor) and op_of(tensor) in self.nodes:
             return self._combined(tensor, AGAIN)
         return tensor
 
@@ -181,7 +182,7 @@ class Insertion:
             node = copy.deepcopy(self._graph.nodes[name.op])
             (node.name,) = unique_names([f"{name.op}/of_all_examples"], self.nodes)
             for index, read in enumerate(node.input):
-                if not read.startswith("^") and (reduction := self._solver.reduction_again(read)):
+                if not read.startswith("^") and (reduction := self._solution.reduction_again(read)):
                     node.input[index] = self._combined(read, reduction)
             self.nodes[node.name] = node
             self._own.add(node.name)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from autodist_py.capture.batch.layout_solver import ADDITIVE
+from autodist_py.kernel.analysis.batch_layout.arithmetic import ADDITIVE
 
 # fmt: off
 _LINEAR: Mapping[str, tuple[tuple[int, ...], ...]] = {

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import tensorflow as tf
 
-from autodist_py.capture.batch.layout_solver import LayoutSolver
+from autodist_py.capture.batch.layouts.solution import Solution
 from autodist_py.capture.recording.user_code import line_of, normalizes_batch
 from autodist_py.kernel.analysis.batch_layout.along import (
     EVERYWHERE,
@@ -51,7 +51,7 @@ class Mixing:
     """
 
     graph: GraphView
-    solver: LayoutSolver
+    solution: Solution
     tensor_of: Callable[[str], tf.Tensor]
     normalizing: list[str] = field(default_factory=list, init=False)
     statistics: list[str] = field(default_factory=list, init=False)
@@ -61,7 +61,7 @@ class Mixing:
 
     def told(self, gradients: Sequence[Gradient], losses: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
         """The losses that mix examples: by which ops, where they stand, and what trains by it."""
-        region = list(self.graph.dataflow_order(self.solver.loss_region))
+        region = list(self.graph.dataflow_order(self.solution.loss_region))
         mixtures = {name: found for name in region if isinstance(found := self._visit(name), Mixture)}
         trained: dict[tuple[str, ...], list[str]] = {}
         for gradient, targets in zip(gradients, losses, strict=True):
@@ -70,7 +70,7 @@ class Mixing:
         in_any = set[str]().union(*live.values())
         self.normalizing += [name for name in region if name in in_any and self._is_normalizing(name)]
         if self.normalizing:
-            self.statistics += [name for name in self.solver.local if name in self.solver.loss_region - in_any]
+            self.statistics += [name for name in self.solution.local if name in self.solution.loss_region - in_any]
         mixing: dict[tuple[str, ...], list[str]] = {}
         for targets in trained:
             own = [self._described(name, mixtures[name]) for name in mixtures if name in live[targets]]
@@ -80,7 +80,7 @@ class Mixing:
         only = set[str]().union(*(live[targets] for targets in mixing))
         only -= set[str]().union(*(live[targets] for targets in trained.keys() - mixing.keys()))
         only |= self.graph.dataflow_descendants(only & mixtures.keys(), blocked=markers)
-        self.mixed += [name for name in self.solver.local if name in only]
+        self.mixed += [name for name in self.solution.local if name in only]
         return {
             targets: (
                 f"the loss {some(targets)}, which trains {some(trained[targets])}, mixes the examples of a batch: "
@@ -116,7 +116,7 @@ class Mixing:
 
     @cached_property
     def _local(self) -> frozenset[str]:
-        return frozenset(self.solver.local)
+        return frozenset(self.solution.local)
 
     def _reads(self, name: str) -> list[str]:
         return [str(parse(read)) for read in self.graph.nodes[name].input if not read.startswith("^")]
@@ -128,15 +128,15 @@ class Mixing:
     def _judged(self, name: str) -> Found:
         """How the results of the op go along examples, where its layouts do not say it; or what it mixes."""
         node = self.graph.nodes[name]
-        layouts = self.solver.layouts_of(name)
+        layouts = self.solution.layouts_of(name)
         reads = self._reads(name)
-        if len(layouts) > 1 or layouts[0] in _SIZES or self.solver.of_source(node) is not None or not reads:
+        if len(layouts) > 1 or layouts[0] in _SIZES or self.solution.of_source(node) is not None or not reads:
             return None
         is_known = name not in self._local and layouts[0] is not BatchLayout.MIXED
         if is_known and not any(isinstance(self._found.get(op_of(tensor)), Along) for tensor in reads):
             return None  # `read` asks for the layout.
         found = tuple(self.read(tensor) for tensor in reads)
-        operands = self.solver.operands(node, reads, tuple(map(self.solver.layout, reads)))
+        operands = self.solution.operands(node, reads, tuple(map(self.solution.layout, reads)))
         result = along(operands, found)
         if (result is None or isinstance(result, Mixture)) and self._normalizes(name):
             axes = [read.axes for read in found if read is not None and read.axes]
@@ -145,15 +145,15 @@ class Mixing:
 
     def read(self, tensor: str) -> Along | None:
         """How what a loss reads goes along examples; what is combined is the same everywhere."""
-        if self.solver.is_combined(tensor):
+        if self.solution.is_combined(tensor):
             return EVERYWHERE
         found = self._found.get(op_of(tensor))
         if isinstance(found, Along):
             return found
-        layout = self.solver.layout(tensor)
+        layout = self.solution.layout(tensor)
         if isinstance(found, Mixture):
             return None
-        return self.solver.along_of(tensor) if layout is BatchLayout.MIXED else of_layout(layout)
+        return self.solution.along_of(tensor) if layout is BatchLayout.MIXED else of_layout(layout)
 
     def _live(self, targets: Iterable[str]) -> set[str]:
         """The ops whose values the loss depends on; the statistics that a batch normalization reads are not asked for.
@@ -163,12 +163,12 @@ class Mixing:
         live, pending = set[str](), [op_of(tensor) for tensor in targets]
         while pending:
             name = pending.pop()
-            if name in live or name not in self.solver.loss_region:
+            if name in live or name not in self.solution.loss_region:
                 continue
             live.add(name)
-            if self.graph.nodes[name].op in ONLY_SHAPES or self.solver.of_source(self.graph.nodes[name]):
+            if self.graph.nodes[name].op in ONLY_SHAPES or self.solution.of_source(self.graph.nodes[name]):
                 continue
-            if self.solver.layouts_of(name) == (BatchLayout.REPLICATED,):
+            if self.solution.layouts_of(name) == (BatchLayout.REPLICATED,):
                 continue
             normalizes = self._is_normalizing(name)
             pending += [op_of(read) for read in self._reads(name) if not (normalizes and self._is_of_all(read, name))]

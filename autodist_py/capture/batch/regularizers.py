@@ -12,8 +12,10 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from autodist_py.capture.batch.insertion import Insertion
-from autodist_py.capture.batch.layout_solver import ADDITIVE, Edge, LayoutSolver
+from autodist_py.capture.batch.layouts.solution import Solution
+from autodist_py.capture.batch.layouts.table import Edge
 from autodist_py.capture.batch.linearity import linear_groups
+from autodist_py.kernel.analysis.batch_layout.arithmetic import ADDITIVE
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import op_of, parse
 from autodist_py.proto.graph_item import Gradient
@@ -45,10 +47,10 @@ class Separation:
         self,
         graph: GraphView,
         insertion: Insertion,
-        solver: LayoutSolver,
+        solution: Solution,
         tensor_of: Callable[[str], tf.Tensor],
     ):
-        self._graph, self._insertion, self._solver = graph, insertion, solver
+        self._graph, self._insertion, self._solution = graph, insertion, solution
         self._tensor_of = tensor_of
         self._terms: dict[str, _Terms] = {}
         self._parts: dict[str, Parts] = {}
@@ -65,7 +67,7 @@ class Separation:
         marker = op_of(gradient.tensors[0])
         self._note_shape(self._graph.nodes[marker].input[0], shape)
         own, others = self.parts_of(marker, 0)
-        if others is None or not self._solver.reads_differing(marker, 0):
+        if others is None or not self._solution.reads_differing(marker, 0):
             return
         own = own or self._zeros(marker, 0)
         total = self._insertion.sum(
@@ -149,9 +151,9 @@ class Separation:
         """Which terms the input has, where no other op need be asked."""
         if self._is_zero(self._read(op, index)):
             return _Terms(of_examples=False, of_none=False)
-        if not self._solver.reads_differing(op, index):
+        if not self._solution.reads_differing(op, index):
             return _Terms(of_examples=False, of_none=True)
-        is_whole = (op, index) in self._solver.edges or self._solver.has_rows(self._read(op, index))
+        is_whole = (op, index) in self._solution.edges or self._solution.has_rows(self._read(op, index))
         dtype = self._symbol(op, index).dtype
         if is_whole or not (dtype.is_floating or dtype.is_complex):  # A size or an index is no gradient.
             return _Terms(of_examples=True, of_none=False)
@@ -175,14 +177,14 @@ class Separation:
         if node.op not in ADDITIVE or not self._tensor_of(f"{node.name}:0").dtype.is_floating:
             return False
         edges = [(node.name, index) for index, name in enumerate(node.input) if not name.startswith("^")]
-        alike = [edge for edge in edges if not self._solver.reads_differing(*edge)]
+        alike = [edge for edge in edges if not self._solution.reads_differing(*edge)]
         return len(alike) < len(edges) and not all(self._is_zero(self._read(*edge)) for edge in alike)
 
     def _differing_reads(self, tensor: str) -> list[Edge]:
         node = self._graph.nodes[op_of(tensor)]
         entries = self._loop_of(node)[0] if node.op == "Exit" else [node]
         edges = [(one.name, index) for one in entries for index in range(len(one.input)) if one.input[index][0] != "^"]
-        return [edge for edge in edges if self._solver.reads_differing(*edge)]
+        return [edge for edge in edges if self._solution.reads_differing(*edge)]
 
     def _loop_of(self, leaving: tf.compat.v1.NodeDef) -> tuple[list[tf.compat.v1.NodeDef], list[tf.compat.v1.NodeDef]]:
         """Of the loop of TensorFlow 1 that an op leads out of, the ops that lead in, and all that stand in it."""

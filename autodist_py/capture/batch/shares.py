@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from autodist_py.capture.batch.cotangents import BackPropagation, Nonlinear, Reads
 from autodist_py.capture.batch.insertion import Insertion
-from autodist_py.capture.batch.layout_solver import LayoutSolver
+from autodist_py.capture.batch.layouts.solution import Solution
 from autodist_py.capture.batch.mixing import described
 from autodist_py.capture.recording.gradients import CustomGradient, Origin
 from autodist_py.kernel.ir.graph import GraphView
@@ -61,7 +61,7 @@ class Shares:
 
     graph: GraphView
     insertion: Insertion
-    solver: LayoutSolver
+    solution: Solution
     back: BackPropagation
     tensor_of: Callable[[str], tf.Tensor]
     refused: dict[Gradient, str] = field(default_factory=dict, init=False)
@@ -130,4 +130,4 @@ class Shares:
     def _are_for_these(self, call: _Call) -> bool:
         """Whether nothing but these gradients comes of the seeds: no other gradient, loss, write or result."""
         reached = self.graph.dataflow_descendants(map(op_of, call.seeds), blocked=call.markers)
-        return not any(self.solver.is_read_whole(op) for op in reached)
+        return not any(self.solution.is_read_whole(op) for op in reached)

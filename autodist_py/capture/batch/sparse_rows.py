@@ -13,7 +13,8 @@ from dataclasses import replace
 import tensorflow as tf
 
 from autodist_py.capture.batch.insertion import Insertion
-from autodist_py.capture.batch.layout_solver import Edge, LayoutSolver
+from autodist_py.capture.batch.layouts.solution import Solution
+from autodist_py.capture.batch.layouts.table import Edge
 from autodist_py.capture.batch.regularizers import Separation
 from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout
 from autodist_py.kernel.analysis.batch_layout.rules import layout_of
@@ -36,10 +37,10 @@ class Rows:
         graph: GraphView,
         whole: GraphView,
         insertion: Insertion,
-        solver: LayoutSolver,
+        solution: Solution,
         tensor_of: Callable[[str], tf.Tensor],
     ):
-        self._graph, self._whole, self._insertion, self._solver = graph, whole, insertion, solver
+        self._graph, self._whole, self._insertion, self._solution = graph, whole, insertion, solution
         self._tensor_of = tensor_of
         self._layouts: dict[str, tuple[BatchLayout, ...]] = {}
 
@@ -62,7 +63,7 @@ class Rows:
                 continue
             kind = _INDICES.get(self._layout(self._captured(indices)), "")
             kind = kind or ("distinct" if self._is_made_distinct(self._captured(indices)) else "")
-            if kind == "same" and not self._solver.is_everyones(self._captured(indices)):
+            if kind == "same" and not self._solution.is_everyones(self._captured(indices)):
                 kind = ""
             of_examples, of_none = (
                 separation.parts_of(*values) if separation and kind == "same" else (self._read(values), None)
@@ -149,7 +150,7 @@ class Rows:
         tails = node.input[1 : node.attr["N"].i]
         shapes = [self._tensor_of(name).shape for name in tails]
         is_known = all(shape.rank == 1 and shape[0] is not None for shape in shapes)
-        if node.op != _JOIN or not is_known or not all(map(self._solver.is_everyones, tails)):
+        if node.op != _JOIN or not is_known or not all(map(self._solution.is_everyones, tails)):
             return None
         return sum(int(shape[0]) for shape in shapes)
 
@@ -186,10 +187,10 @@ class Rows:
         found, pending = set(), [op]
         while pending:
             name = pending.pop()
-            if name in found or name in self._layouts or self._solver.seen(name) is not None:
+            if name in found or name in self._layouts or self._solution.seen(name) is not None:
                 continue
             found.add(name)
-            if self._solver.of_source(self._whole.nodes[name]) is not None:
+            if self._solution.of_source(self._whole.nodes[name]) is not None:
                 continue
             pending += [op_of(read) for read in self._whole.nodes[name].input if not read.startswith("^")]
         return found
@@ -198,11 +199,11 @@ class Rows:
         name = parse(tensor)
         layouts = self._layouts.get(name.op)
         if layouts is None:
-            return self._solver.seen(tensor) or BatchLayout.MIXED
+            return self._solution.seen(tensor) or BatchLayout.MIXED
         return layouts[name.output if len(layouts) > 1 else 0]
 
     def _visit(self, node: tf.compat.v1.NodeDef) -> tuple[BatchLayout, ...]:
-        given = self._solver.of_source(node)
+        given = self._solution.of_source(node)
         if given is not None:
             return given
         if any(
@@ -212,6 +213,6 @@ class Rows:
         reads = [name for name in node.input if not name.startswith("^")]
         layouts = tuple(map(self._known, reads))
         if all(layout is BatchLayout.REPLICATED for layout in layouts):
-            return (BatchLayout.MIXED if self._solver.is_random(node.name) else BatchLayout.REPLICATED,)
-        result = layout_of(self._solver.operands(node, reads, layouts))
+            return (BatchLayout.MIXED if self._solution.is_random(node.name) else BatchLayout.REPLICATED,)
+        result = layout_of(self._solution.operands(node, reads, layouts))
         return result if isinstance(result, tuple) else (result,)

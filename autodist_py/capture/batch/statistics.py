@@ -17,7 +17,7 @@ import tensorflow as tf
 from autodist_py.capture.batch.cotangents import BackPropagation
 from autodist_py.capture.batch.half_precision import HalfPrecision
 from autodist_py.capture.batch.insertion import Insertion
-from autodist_py.capture.batch.layout_solver import LayoutSolver
+from autodist_py.capture.batch.layouts.solver import solve
 from autodist_py.capture.batch.mixing import Mixing
 from autodist_py.capture.batch.regularizers import Separation
 from autodist_py.capture.batch.shares import Shares
@@ -61,31 +61,30 @@ def with_statistics(
         shows_ops: whether the values of ops are results too, after the others.
     """
     losses = [one.losses for one in origins]
-    solver = LayoutSolver(item, whole, losses, tensor_of, batch, layer_calls)
-    solver.make()
+    solution = solve(item, whole, losses, tensor_of, batch, layer_calls)
     losses = _of_each(item.gradients, losses, whole)
     gradients = tuple(
-        replace(gradient, reduction=solver.gradient_reduction(targets))
+        replace(gradient, reduction=solution.gradient_reduction(targets))
         for gradient, targets in zip(item.gradients, losses, strict=True)
     )
-    if not solver.varies:
+    if not solution.varies:
         outputs = tuple(replace(output, reduction="same") for output in item.outputs)
         return replace(item, gradients=gradients, outputs=outputs)
-    mixing = Mixing(whole, solver, tensor_of)
+    mixing = Mixing(whole, solution, tensor_of)
     mixtures = mixing.told(item.gradients, losses)
     gradients = tuple(  # As the user is told: see `inexact.inexact`.
         replace(gradient, reduction=item.loss_reduction) if targets in mixtures else gradient
         for gradient, targets in zip(gradients, losses, strict=True)
     )
     told = {*mixing.normalizing, *mixing.statistics, *mixing.mixed}
-    insertion = Insertion(graph, solver, tensor_of)
-    for (op, index), reduction in solver.edges.items():
+    insertion = Insertion(graph, solution, tensor_of)
+    for (op, index), reduction in solution.edges.items():
         if op in graph.nodes:
             insertion.combine(op, index, reduction)
-    for op in solver.deltas:
+    for op in solution.deltas:
         insertion.combine_change(op)
     half = HalfPrecision(insertion, tensor_of)
-    shares = Shares(graph, insertion, solver, BackPropagation(graph, solver, mixing, tensor_of), tensor_of)
+    shares = Shares(graph, insertion, solution, BackPropagation(graph, solution, mixing, tensor_of), tensor_of)
     mixed = {gradient for gradient, targets in zip(gradients, losses, strict=True) if targets in mixtures}
     gradients = shares.in_parts(gradients, origins, item.reduction_of)
     gradients = tuple(
@@ -93,8 +92,8 @@ def with_statistics(
     )
     # Of a loss that mixes examples, that its back-propagation does so, too, is nothing new.
     refused = [sentence for gradient, sentence in shares.refused.items() if gradient not in mixed]
-    separation = Separation(graph, insertion, solver, tensor_of)
-    rows = Rows(graph, whole, insertion, solver, tensor_of)
+    separation = Separation(graph, insertion, solution, tensor_of)
+    rows = Rows(graph, whole, insertion, solution, tensor_of)
     synchronized: list[Gradient] = []
     for gradient in gradients:
         is_sum = item.reduction_of(gradient) == "sum"
@@ -106,23 +105,23 @@ def with_statistics(
         synchronized.append(gradient)
     synchronized = [term for gradient in synchronized for term in half.rounded(gradient)]
     outputs = tuple(
-        replace(output, tensor=insertion.result(output.tensor), reduction=solver.result_reduction(output.tensor))
+        replace(output, tensor=insertion.result(output.tensor), reduction=solution.result_reduction(output.tensor))
         for output in item.outputs
     )
     joined = [
         f"the result '{output.tensor}' has rows of several inputs, one behind the other, and would come back replica "
         "by replica: return its parts, one for each input, or what it is made from"
         for output in item.outputs
-        if solver.is_of_several_batches(output.tensor)
+        if solution.is_of_several_batches(output.tensor)
     ]
-    for op, all_rows in solver.ending.items():
+    for op, all_rows in solution.choices.ending.items():
         if op in graph.nodes:
-            line, is_shape = line_of(tensor_of(f"{op}:0").op), not solver.has_rows(all_rows)
+            line, is_shape = line_of(tensor_of(f"{op}:0").op), not solution.has_rows(all_rows)
             message = f"{op}{f' ({line})' if line else ''}: {_SHORT}"
             insertion.require_all_rows(op, all_rows, is_shape=is_shape, message=message)
     _require_always_run(insertion.statistics, whole)
     if shows_ops:
-        outputs += tuple(solver.known_values(graph))
+        outputs += tuple(solution.known_values(graph))
     return replace(
         item,
         graph_def=insertion.graph_def().SerializeToString(deterministic=True)
@@ -131,7 +130,7 @@ def with_statistics(
         gradients=tuple(synchronized),
         outputs=outputs,
         statistics=tuple(insertion.statistics),
-        local_ops=tuple(name for name in solver.local if name not in told),
+        local_ops=tuple(name for name in solution.local if name not in told),
         normalizing_ops=tuple(mixing.normalizing),
         mixtures=tuple(dict.fromkeys((*mixtures.values(), *refused, *joined))),
         inseparable_ops=tuple(dict.fromkeys((*separation.inseparable, *shares.unseen))),

@@ -10,14 +10,18 @@ import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 
+from google.protobuf.message import DecodeError
+
 from autodist_py.config.settings import LAUNCH_VARIABLE, RANK_VARIABLE
 from autodist_py.proto import resourcespec_pb2 as pb
 from autodist_py.proto import wire
-from autodist_py.proto.errors import ClusterError
+from autodist_py.proto.errors import ClusterError, ResourceSpecError
 from autodist_py.proto.resource_spec import ResourceSpec
 
 _SEPARATOR = "\t"
 """It is in no secret, which has printable characters alone."""
+_MOST_BYTES = 1 << 24
+"""Of the line, and of the spec that it has compressed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,17 @@ class Told:
         """
         line = bytearray()
         with suppress(OSError):
-            while (byte := os.read(0, 1)) not in (b"", b"\n"):
+            while len(line) < _MOST_BYTES and (byte := os.read(0, 1)) not in (b"", b"\n"):
                 line += byte
+        return cls.parse(bytes(line))
+
+    @classmethod
+    def parse(cls, line: bytes) -> "Told":
+        """What a line of `line()` says.
+
+        Raises:
+            ClusterError: it has no secret that a call can carry, or more, but no resource spec.
+        """
         secret, _, resources = line.decode(errors="replace").strip().partition(_SEPARATOR)
         if not secret or not secret.isascii() or not secret.isprintable():
             raise ClusterError(
@@ -55,5 +68,21 @@ class Told:
             )
         if not resources:
             return cls(secret)
-        message = pb.ResourceSpec.FromString(zlib.decompress(base64.b64decode(resources)))
-        return cls(secret, ResourceSpec.from_proto(message))
+        try:
+            packed = base64.b64decode(resources, validate=True)
+            return cls(secret, ResourceSpec.from_proto(pb.ResourceSpec.FromString(_unpacked(packed))))
+        except (ValueError, zlib.error, DecodeError, ResourceSpecError) as error:
+            raise ClusterError(
+                "the first line of a worker's standard input has the run's secret and, after a tab, the resource spec "
+                f"as the chief writes it. Received: {len(resources)} characters that are none ({error}). A worker "
+                "that is started by hand gets the secret alone on that line"
+            ) from error
+
+
+def _unpacked(packed: bytes) -> bytes:
+    """What was compressed, and is no larger than it may be."""
+    reader = zlib.decompressobj()
+    content = reader.decompress(packed, _MOST_BYTES)
+    if not reader.eof:
+        raise ValueError(f"it ends early, or has more than {_MOST_BYTES} bytes")
+    return content

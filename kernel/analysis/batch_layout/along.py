@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
-from autodist_py.kernel.analysis.batch_layout.arithmetic import ARITHMETIC
+from autodist_py.kernel.analysis.batch_layout.arithmetic import ADDITIVE, ARITHMETIC
 from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout, Operands
 from autodist_py.kernel.analysis.batch_layout.movement import keeps_rows
 
@@ -514,7 +514,7 @@ def _reordered(axes_of: Callable[[Operands], frozenset[int] | None], *, draws: b
 _JOINS = frozenset({"ConcatV2", "Pack"})
 _LAYERS = ("AvgPool", "AvgPool3D", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "LRN", "MaxPool", "MaxPool3D")
 _GATES = ("Equal", "Greater", "GreaterEqual", "IsFinite", "IsInf", "IsNan", "Less", "LessEqual", "NotEqual", "Sign")
-_TERMS = ("Add", "AddN", "AddV2", "Complex", "Sub")
+_TERMS = (*ADDITIVE, "Complex", "Sub")
 _PASSES = ("CheckNumerics", "EnsureShape", "Identity", "Neg", "PreventGradient", "StopGradient")
 _OF_MATRICES = ("Cholesky", "LogMatrixDeterminant", "MatrixDeterminant", "MatrixInverse")
 _ELEMENTWISE = frozenset(op for op, rule in ARITHMETIC.items() if rule in (ARITHMETIC["Exp"], ARITHMETIC["Maximum"]))

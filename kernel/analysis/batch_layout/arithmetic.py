@@ -25,6 +25,9 @@ from autodist_py.kernel.analysis.batch_layout.layouts import (
     Rule,
 )
 
+ADDITIVE = frozenset({"Add", "AddN", "AddV2"})
+"""Op types whose result is the sum of their inputs."""
+
 
 def _elementwise(operands: Operands) -> BatchLayout:
     return SHARDED if SHARDED in operands.layouts and operands.aligned else MIXED
@@ -216,7 +219,7 @@ _MATRICES = (
 ARITHMETIC: Mapping[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(("Maximum", "Minimum"), _extreme),
-    **dict.fromkeys(("Add", "AddV2", "AddN", "Complex", "Sub"), _sum_of_terms),
+    **dict.fromkeys((*ADDITIVE, "Complex", "Sub"), _sum_of_terms),
     **dict.fromkeys(("Conj", "Imag", "Neg", "Real"), _unary_linear),
     **dict.fromkeys(("CheckNumerics", "EnsureShape", "Identity", "PreventGradient", "StopGradient"), _passed),
     **dict.fromkeys(("BiasAdd", "Conv2D", "Conv3D", "DepthwiseConv2dNative"), _first_has_rows),

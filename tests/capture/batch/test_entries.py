@@ -8,7 +8,9 @@ import pytest
 import tensorflow as tf
 
 from autodist_py import AutoDist
-from autodist_py.capture.batch.layout_solver import LayoutSolver
+from autodist_py.capture.batch import statistics
+from autodist_py.capture.batch.layouts.solution import Solution
+from autodist_py.capture.batch.layouts.solver import solve
 from autodist_py.capture.inexact import inexact
 from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout
 from autodist_py.kernel.ir.names import op_of
@@ -90,16 +92,15 @@ def batch(rng: np.random.Generator, size: int) -> np.ndarray:
     return ids
 
 
-def combined(case: Case, monkeypatch: pytest.MonkeyPatch) -> LayoutSolver:
+def combined(case: Case, monkeypatch: pytest.MonkeyPatch) -> Solution:
     """What is known of a loss that is made of the case."""
-    found: list[LayoutSolver] = []
-    make = LayoutSolver.make
+    found: list[Solution] = []
 
-    def noted(self: LayoutSolver) -> None:
-        make(self)
-        found.append(self)
+    def noted(*arguments: Any) -> Solution:
+        found.append(solve(*arguments))
+        return found[-1]
 
-    monkeypatch.setattr(LayoutSolver, "make", noted)
+    monkeypatch.setattr(statistics, "solve", noted)
     weight = tf.Variable(1.0, dtype=tf.float64, name="weight")
 
     def step(ids: tf.Tensor) -> None:
@@ -116,13 +117,14 @@ def combined(case: Case, monkeypatch: pytest.MonkeyPatch) -> LayoutSolver:
 class Values:
     """The values of some tensors of a graph, given the ids."""
 
-    def __init__(self, solver: LayoutSolver, ids: np.ndarray):
-        graph = solver._graph
+    def __init__(self, solution: Solution, ids: np.ndarray):
+        regions, found = solution.regions, solution.table.found
+        graph = regions.graph
         tensors = [
             f"{name}:{index}"
-            for name, layouts in solver._layouts.items()
-            if name in solver._loss_region
-            if name not in solver._trained and graph.nodes[name].op not in ("VarHandleOp", "NoOp")
+            for name, layouts in found.items()
+            if name in regions.losses
+            if name not in regions.trained and graph.nodes[name].op not in ("VarHandleOp", "NoOp")
             for index in range(len(layouts))
         ]
         with tf.Graph().as_default() as own, tf.compat.v1.Session(graph=own) as session:
@@ -136,11 +138,11 @@ class Values:
         return self._all[tensor if ":" in tensor else f"{tensor}:0"]
 
 
-def joined(solver: LayoutSolver, tensor: str, parts: list[Values]) -> Any:
+def joined(solution: Solution, tensor: str, parts: list[Values]) -> Any:
     """What the tensor is for the whole batch, as its layout says; None: it says nothing."""
     own = [part[tensor] for part in parts]
     op = op_of(tensor)
-    layouts = solver._layouts[op]
+    layouts = solution.table.found[op]
     match layouts[int(tensor.rpartition(":")[2]) if len(layouts) > 1 else 0]:
         case BatchLayout.SHARDED | BatchLayout.SELECTED:
             return np.concatenate(own)
@@ -153,8 +155,8 @@ def joined(solver: LayoutSolver, tensor: str, parts: list[Values]) -> Any:
             assert all(np.array_equal(one[1:], own[0][1:]) for one in own)
             return np.concatenate([sum(one[:1] for one in own), own[0][1:]])
         case BatchLayout.SELECTED_INDICES:
-            source = solver._places[op]
-            is_shape = solver._layout(source) is BatchLayout.SHAPE
+            source = solution.choices.places[op]
+            is_shape = solution.table.layout(source) is BatchLayout.SHAPE
             sizes = [part[source][0] if is_shape else len(part[source]) for part in parts]
             for before, places in zip(np.cumsum([0, *sizes]), own, strict=False):
                 places.T[0 if places.ndim > 1 else slice(None)] += before
@@ -164,11 +166,11 @@ def joined(solver: LayoutSolver, tensor: str, parts: list[Values]) -> Any:
         case BatchLayout.UNIQUE:
             return np.array(list(dict.fromkeys(np.concatenate(own))), own[0].dtype)
         case BatchLayout.EACH:
-            elements = np.concatenate([part[solver._sets[op]] for part in parts])
+            elements = np.concatenate([part[solution.choices.sets[op]] for part in parts])
             _, first = np.unique(elements, return_index=True)
             return np.concatenate(own)[np.sort(first)]
         case BatchLayout.KEYS | BatchLayout.CHOSEN_KEYS:
-            sets = [part[solver._sets[op]] for part in parts]
+            sets = [part[solution.choices.sets[op]] for part in parts]
             order = list(dict.fromkeys(np.concatenate(sets)))
             of_each = np.concatenate([one[keys] for one, keys in zip(sets, own, strict=True)])
             return np.array([order.index(one) for one in of_each], own[0].dtype)
@@ -177,15 +179,15 @@ def joined(solver: LayoutSolver, tensor: str, parts: list[Values]) -> Any:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_what_is_known_of_entries_holds_for_every_value(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    solver = combined(case, monkeypatch)
+    solution = combined(case, monkeypatch)
     rng = np.random.default_rng(8)
     for _ in range(5):
         sizes = 2 * rng.integers(1, 4, size=3)
         ids = batch(rng, sum(sizes))
-        parts = [Values(solver, part) for part in np.split(ids, np.cumsum(sizes)[:-1])]
-        whole = Values(solver, ids)
+        parts = [Values(solution, part) for part in np.split(ids, np.cumsum(sizes)[:-1])]
+        whole = Values(solution, ids)
         for tensor in whole:
-            if (expected := joined(solver, tensor, parts)) is not None:
+            if (expected := joined(solution, tensor, parts)) is not None:
                 np.testing.assert_allclose(whole[tensor], expected, err_msg=tensor)
 
 

@@ -1,8 +1,11 @@
 """What a worker is told over its standard input."""
 
+import base64
 import os
 import subprocess
 import sys
+import tracemalloc
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +26,7 @@ RESOURCES = ResourceSpec(
     ),
     ssh=(("lab", SSHConfig("ada", 22, "~/.ssh/key", shared_envs=(("A", "x\ty\n"), ("B", "")))),),
 )
+LINE = Told("secret", RESOURCES).line().partition(b"\t")[2]
 
 
 @pytest.fixture
@@ -65,6 +69,32 @@ def test_a_secret_that_is_none_is_refused(given, received):
         [sys.executable, "-c", code], input=given, capture_output=True, text=True, timeout=60, cwd=ROOT, check=True
     )
     assert done.stdout.startswith("ClusterError") and f"Received: {received}." in done.stdout
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        b"no base64",
+        b"QUJD",
+        base64.b64encode(zlib.compress(b"\xff\xff")),
+        base64.b64encode(zlib.compress(b"\n\x00")),
+        LINE[:-41],
+    ],
+    ids=["base64", "zlib", "message", "spec", "a-part"],
+)
+def test_a_line_with_another_thing_than_a_spec_is_refused_by_its_rule(spec):
+    with pytest.raises(ClusterError, match=rf"Received: {len(spec)} characters that are none \("):
+        Told.parse(b"secret\t" + spec)
+
+
+def test_a_spec_that_grows_without_end_is_read_up_to_a_limit():
+    bomb = base64.b64encode(zlib.compress(b"\n" * (64 << 20)))
+    tracemalloc.start()
+    with pytest.raises(ClusterError):
+        Told.parse(b"secret\t" + bomb)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 48 << 20
 
 
 def test_a_worker_that_the_chief_started_reads_no_file_of_a_spec():

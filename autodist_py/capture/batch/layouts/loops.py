@@ -20,8 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py.capture import tf_adapter
-from autodist_py.capture.batch.constants import Constants
-from autodist_py.capture.batch.mapped import Argument, Body, mapped
+from autodist_py.capture.batch.layouts.constants import Constants
+from autodist_py.capture.batch.layouts.mapped import Argument, Body, mapped
 from autodist_py.kernel.analysis.batch_layout.following import (
     OF_SHAPE,
     SAME,

@@ -1,0 +1,83 @@
+"""How many rows each example has in what an op returns, and what the rules of layouts are told."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from autodist_py.capture.batch.layouts.constants import Constants
+from autodist_py.capture.batch.layouts.loops import RUNS
+from autodist_py.capture.batch.layouts.regions import Regions, Sources
+from autodist_py.capture.batch.layouts.table import LayoutTable
+from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout, Operands
+from autodist_py.kernel.ir.names import op_of
+
+_WITH_BLOCKS = frozenset(
+    {
+        BatchLayout.SHARDED,
+        BatchLayout.TAILED,
+        BatchLayout.SELECTED_INDICES,
+        BatchLayout.KEYS,
+        BatchLayout.SHAPE,
+        BatchLayout.COUNT,
+    }
+)
+"""Layouts of what has a number of rows for each example, or tells it."""
+_FROM_SHAPE = frozenset(
+    {"Cast", "ConcatV2", "GatherV2", "Identity", "Pack", "Prod", "Shape", "Slice", "SparseReshape", "StridedSlice"}
+)
+"""Op types that pass on with how many rows of each example a shape begins, where what they return has one."""
+
+
+class Blocks:
+    """The rows of each example: a sequence that is flattened has as many as it is long."""
+
+    def __init__(self, regions: Regions, sources: Sources, table: LayoutTable, constants: Constants):
+        self._tensor_of, self._sources, self._table, self._constants = regions.tensor_of, sources, table, constants
+        self._found: dict[str, int | None] = {}
+
+    def of(self, op: str) -> int | None:
+        """How many rows each example has in what `op` returns, or in what that is the shape of; None: not known."""
+        return self._found.get(op)
+
+    def note(self, node: tf.compat.v1.NodeDef) -> None:
+        """Find them for `node`, whose layouts are known."""
+        self._found[node.name] = self._block(node)
+
+    def _block(self, node: tf.compat.v1.NodeDef) -> int | None:
+        """How many rows each example has in what `node` computes, or in what that is the shape of; None: not known."""
+        if node.name in self._sources.ops:
+            return 1
+        layout = self._table.found[node.name][0]
+        if layout in (BatchLayout.SHAPE, BatchLayout.COUNT) and node.op not in _FROM_SHAPE:
+            return None
+        reads = [name for name in node.input if not name.startswith("^") and self._table.layout(name) in _WITH_BLOCKS]
+        if node.op in ("Reshape", "SparseReshape") and reads and self._table.layout(reads[-1]) is BatchLayout.SHAPE:
+            return self._found.get(op_of(reads[-1]))
+        known = (block for name in reads if (block := self._found.get(op_of(name))) is not None)
+        if node.op == "Merge" or node.op in RUNS:
+            blocks = {self._found.get(op_of(name)) for name in reads}
+            return blocks.pop() if len(blocks) == 1 else None
+        block = next(known, None)
+        if node.op == "Prod" and self._tensor_of(node.input[0]).shape != [1]:
+            return None
+        if node.op != "Reshape" or block is None:
+            return block
+        sizes = [self._tensor_of(name).shape[1:].num_elements() for name in (node.input[0], f"{node.name}:0")]
+        whole = [size for size in sizes if size]
+        return block * whole[0] // whole[1] if len(whole) == 2 and not block * whole[0] % whole[1] else None
+
+    def operands(self, node: tf.compat.v1.NodeDef, reads: Sequence[str], layouts: tuple[BatchLayout, ...]) -> Operands:
+        """What a rule is told about `node`, whose data inputs `reads` are of these layouts."""
+        return Operands.of(
+            node,
+            [self._tensor_of(tensor) for tensor in reads],
+            layouts,
+            [
+                self._constants.value(tensor) if layout is BatchLayout.REPLICATED else None
+                for tensor, layout in zip(reads, layouts, strict=True)
+            ],
+            [
+                self._found.get(op_of(tensor)) if layout in _WITH_BLOCKS else None
+                for tensor, layout in zip(reads, layouts, strict=True)
+            ],
+        )

@@ -86,10 +86,10 @@ sentences: $(INSTALLED)
 
 # The figures of the house: how far a gradient, a first call and a failure go through the code, and how large things are.
 house: $(INSTALLED)
+	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python tools/house.py
 
 house-table: $(INSTALLED)
 	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python tools/house.py --write
-	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python tools/house.py
 
 docs: $(INSTALLED)
 	$(BIN)/python tools/generate_docs.py

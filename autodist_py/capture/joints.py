@@ -16,6 +16,7 @@ from autodist_py.capture.traced import TracedGraph
 from autodist_py.kernel.ir.dataflow import using
 from autodist_py.kernel.ir.graph import SHOWS, WRITES_RESOURCE, GraphView
 from autodist_py.kernel.ir.names import op_of, parse, unique_names
+from autodist_py.kernel.ir.node import node
 
 _JOINT = "IdentityN"
 
@@ -27,8 +28,8 @@ def take_joints_apart(traced: TracedGraph) -> TracedGraph:
         return traced
     parts = _Parts(GraphView(traced.graph), joints)
     graph = tf.compat.v1.GraphDef(versions=traced.graph.versions, library=traced.graph.library)
-    for node in traced.graph.node:
-        graph.node.extend(parts.identities(node) if node.op == _JOINT else [parts.redirected(node)])
+    for one in traced.graph.node:
+        graph.node.extend(parts.identities(one) if one.op == _JOINT else [parts.redirected(one)])
     return replace(
         traced,
         graph=graph,
@@ -106,8 +107,6 @@ class _Parts:
         """What `joint` becomes."""
         for name, source, dtype in zip(self._of[joint.name], joint.input, joint.attr["T"].list.type, strict=False):
             controls = {*(each for each in joint.input if parse(each).is_control), *self._waits.get(name, ())}
-            node = tf.compat.v1.NodeDef(
-                name=name, op="Identity", device=joint.device, input=[source, *sorted(controls)]
-            )
-            node.attr["T"].type = dtype
-            yield self.redirected(node)
+            passed = node("Identity", name, [source], controls=sorted(controls), T=tf.as_dtype(dtype))
+            passed.device = joint.device
+            yield self.redirected(passed)

@@ -1,12 +1,12 @@
 """A captured graph that is being changed: what is added to it, and what stands in the place of its ops."""
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
+from autodist_py.kernel.ir.edits import Edits
 from autodist_py.kernel.ir.fragment import TensorSpec, trace
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import op_of, parse
@@ -18,25 +18,22 @@ _SCOPE = "AutoDist-Shards"
 
 
 class Editor:
-    """Collects changes; every op that is still needed keeps its name, whatever stands there."""
+    """Collects edits; every op that is still needed keeps its name, whatever stands there."""
 
     def __init__(self, view: GraphView):
         self.view = view
-        self._added: dict[str, tf.compat.v1.NodeDef] = {}
-        self._replaced: dict[str, tf.compat.v1.NodeDef] = {}
-        self._waits: dict[str, list[str]] = {}
+        self._edits = Edits()
         self._dropped: set[str] = set()
-        self._redirected: dict[str, str] = {}
         self._count = 0
 
     def add(self, new: tf.compat.v1.NodeDef) -> str:
         """The op is new; its name."""
-        self._added[new.name] = new
+        self._edits.add([new])
         return new.name
 
     def put(self, new: tf.compat.v1.NodeDef) -> None:
         """The op stands in the place of the captured one of its name."""
-        self._replaced[new.name] = new
+        self._edits.put(new)
 
     def put_wait(self, op: str, others: Sequence[str]) -> None:
         """In the place of the captured op stands one that only waits for others."""
@@ -52,12 +49,11 @@ class Editor:
 
     def redirect(self, tensor: str, replacement: str) -> None:
         """Whatever reads the tensor of the captured graph reads another one; what the item names stays."""
-        self._redirected[tensor] = replacement
+        self._edits.redirect_all(tensor, replacement)
 
     def wait(self, op: str, other: str) -> None:
         """The op, captured or new, waits for another one more, wherever in loops of TensorFlow 1 the two stand."""
-        for waiting, awaited in self.view.waits(op, other):
-            self._waits.setdefault(waiting, []).append(f"^{awaited}")
+        self._edits.add_control(op, other)
 
     def trace(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """The names of what `function` makes of tensors."""
@@ -79,26 +75,10 @@ class Editor:
 
         What the changes leave without a use (what joins shards for nobody) would else count as a use of what it reads.
         """
-        readers = self.view.dataflow_consumers(map(op_of, self._redirected))
-        graph = self.view.changed(
-            added=map(self._edited, self._added.values()),
-            replaced=[
-                self._edited(self._replaced.get(op, self.view.nodes[op]))
-                for op in self._replaced.keys() | readers | self._waits.keys() - self._added.keys()
-            ],
-        )
+        graph = self._edits.apply(self.view)
         idle = graph.nodes.keys() - graph.ancestors(_ends(item))
         graph = graph.without(idle | self._dropped)
         return replace(item, graph_def=graph.graph_def().SerializeToString(deterministic=True))
-
-    def _edited(self, original: tf.compat.v1.NodeDef) -> tf.compat.v1.NodeDef:
-        if original.name not in self._waits and self._redirected.keys().isdisjoint(original.input):
-            return original
-        edited = copy.deepcopy(original)
-        for position, name in enumerate(original.input):
-            edited.input[position] = self._redirected.get(name, name)
-        edited.input.extend(self._waits.get(original.name, ()))
-        return edited
 
 
 def _ends(item: GraphItem) -> set[str]:

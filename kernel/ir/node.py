@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from autodist_py.kernel.ir.tf_adapter import attribute_names
 
-Attribute: TypeAlias = tf.compat.v1.AttrValue | tf.DType | Sequence[tf.DType] | tf.TensorShape | np.ndarray
+Attribute: TypeAlias = tf.compat.v1.AttrValue | tf.DType | Sequence[tf.DType] | tf.TensorShape | np.ndarray | int
 
 
 def node(
@@ -28,7 +28,7 @@ def node(
         inputs: the tensors that it reads.
         controls: the ops that it waits for, each once.
         like: an op that stands on the same device, and has the same attributes, as far as both types have them.
-        attributes: its other attributes: types, shapes, a constant's value, or as an op has them.
+        attributes: its other attributes: types, shapes, numbers, a constant's value, or as an op has them.
     """
     made = tf.compat.v1.NodeDef(op=op, name=name)
     made.input.extend(inputs)
@@ -59,6 +59,8 @@ def _value(given: Attribute) -> tf.compat.v1.AttrValue:
         return tf.compat.v1.AttrValue(type=given.as_datatype_enum)
     if isinstance(given, tf.TensorShape):
         return tf.compat.v1.AttrValue(shape=given.as_proto())
+    if isinstance(given, int):
+        return tf.compat.v1.AttrValue(i=given)
     if isinstance(given, np.ndarray):
         return tf.compat.v1.AttrValue(tensor=tf.make_tensor_proto(given))
     types = [one.as_datatype_enum for one in given]

@@ -166,7 +166,6 @@ def _by_messages(program: Program, divided: ServerPlans) -> Program:
     servers: list[ServerProgram] = []
     channels: list[Channel] = []
     edits = Edits()
-    results: list[tf.compat.v1.NodeDef] = []
     answers: dict[int, list[Answer]] = {}
     recorder = Recorder()
     for plan in divided.plans:
@@ -176,7 +175,8 @@ def _by_messages(program: Program, divided: ServerPlans) -> Program:
                 channels.append(lookup_channel(program, plan, exchange, number))
                 lookups = asked(program, exchange, channels[-1])
                 edits.add(lookups.fragment.nodes)
-                results += lookups.results
+                for result in lookups.results:
+                    edits.put(result)
                 answers.setdefault(plan.worker, []).append(Answer({}, {}, lookups.dequeue))
                 previous = _follow(edits, lookups.enqueue, lookups.dequeue, previous)
                 continue
@@ -189,8 +189,7 @@ def _by_messages(program: Program, divided: ServerPlans) -> Program:
             previous = _follow(edits, message.enqueue, message.answer.ready, previous)
         if plan.worker == program.topology.worker:
             servers += server_programs(program, plan, channels[-len(plan.exchanges) :])
-    graph = edits.apply(program.graph.changed(added=(), replaced=results))
-    graph = without_updates(graph, program, divided, answers, first=0)
+    graph = without_updates(edits.apply(program.graph), program, divided, answers, first=0)
     fetches = {
         tensor: name for several in answers.values() for answer in several for tensor, name in answer.tensors.items()
     }

@@ -324,7 +324,7 @@ class _Inlined:
     # -- Ops ----------------------------------------------------------------------------------------------------------
 
     def _add(self, op: str, name: str, inputs: Sequence[str] = (), **attributes: Attribute) -> str:
-        self.nodes[name] = node(op, name, inputs, **attributes)
+        self.nodes[name] = node(op, name, inputs, controls=(), **attributes)
         return name
 
     def _shape(self, scope: str) -> str:

@@ -70,6 +70,15 @@ def test_a_redirection_holds_for_the_op_it_names_only():
     assert lines(edits.apply(GRAPH))[2:] == ["c = AddV2(b, b)", "d = Mul(a, a, ^b)"]
 
 
+def test_a_redirection_of_all_holds_for_what_is_new_and_what_was_put_too():
+    edits = Edits()
+    edits.redirect_all("a", "b")
+    edits.add(parsed("new = Neg(a)").node)
+    edits.put(parsed("c = Sub(a, b)").node[0])
+    edits.add_control("c", "new")
+    assert lines(edits.apply(GRAPH))[2:] == ["new = Neg(b)", "c = Sub(b, b, ^new)", "d = Mul(b, b, ^b)"]
+
+
 def test_the_library_and_versions_of_a_graph_survive_edits():
     graph = GRAPH.graph_def()
     graph.versions.producer = 7

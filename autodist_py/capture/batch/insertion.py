@@ -1,7 +1,7 @@
 """Puts the statistics that a `Solution` found into a captured graph, each behind an op of its own."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -11,6 +11,7 @@ from autodist_py.capture.batch.layouts.table import AGAIN
 from autodist_py.kernel.ir.fragment import TensorSpec, trace
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import op_of, parse, unique_names
+from autodist_py.kernel.ir.node import Attribute, controls_of, node
 from autodist_py.proto.graph_item import Statistic
 
 
@@ -74,7 +75,7 @@ class Insertion:
 
     def pass_by(self, marker: str, own: str, total: str) -> None:
         """Let `marker` pass on `own`, and all that reads it read `total`, which is computed from it."""
-        for reader in [name for name, node in self.nodes.items() if marker in map(op_of, node.input)]:
+        for reader in [name for name, one in self.nodes.items() if marker in map(op_of, one.input)]:
             if reader != op_of(total):
                 for index, name in enumerate(self.nodes[reader].input):
                     if op_of(name) == marker and not name.startswith("^"):
@@ -107,9 +108,9 @@ class Insertion:
             for index, name in enumerate(self.nodes[reader].input):
                 if _spelt(name) == op:
                     self.read(reader, index, fragment.outputs)
-        for node in fragment.nodes:
-            node.device = self.nodes[op].device
-            self.put(node)
+        for made in fragment.nodes:
+            made.device = self.nodes[op].device
+            self.put(made)
 
     def put(self, node: tf.compat.v1.NodeDef) -> str:
         """Add `node`, under a name that nothing has; returns the name."""
@@ -120,51 +121,40 @@ class Insertion:
 
     def pass_on(self, name: str, tensor: str, dtype: tf.DType) -> str:
         """An op of its own that passes on `tensor`."""
-        return self._add("Identity", name, [tensor], "T", dtype).name
+        return self._add("Identity", name, [tensor], T=dtype)
 
     def cast(self, name: str, tensor: str, source: tf.DType, target: tf.DType) -> str:
         """An op that casts `tensor`."""
-        node = self._add("Cast", name, [tensor], "SrcT", source)
-        node.attr["DstT"].type = target.as_datatype_enum
-        return node.name
+        return self._add("Cast", name, [tensor], SrcT=source, DstT=target)
 
     def sum(self, name: str, terms: Sequence[str], dtype: tf.DType) -> str:
         """The sum of `terms`, which have one shape."""
         if len(terms) == 1:
             return terms[0]
-        total = self._add("AddN", name, terms, "T", dtype)
-        total.attr["N"].i = len(terms)
-        return total.name
+        return self._add("AddN", name, terms, T=dtype, N=len(terms))
 
     def join_rows(self, name: str, parts: Sequence[str], dtype: tf.DType) -> str:
         """The rows of `parts`, one after the other."""
         if len(parts) == 1:
             return parts[0]
-        joined = self._add("ConcatV2", name, [*parts, self._constant(f"{name}/axis", np.array(0))], "T", dtype)
-        joined.attr["N"].i = len(parts)
-        joined.attr["Tidx"].type = tf.int32.as_datatype_enum
-        return joined.name
+        axis = self._constant(f"{name}/axis", np.array(0, np.int32))
+        return self._add("ConcatV2", name, [*parts, axis], T=dtype, N=len(parts), Tidx=tf.int32)
 
     def cut_rows(self, name: str, tensor: str, tail: int, dtype: tf.DType) -> tuple[str, str]:
         """The rows of `tensor` but the last `tail` ones, and these."""
-        sizes = self._constant(f"{name}/sizes", np.array([-1, tail]))
-        axis = self._constant(f"{name}/axis", np.array(0))
-        parts = self._add("SplitV", name, [tensor, sizes, axis], "T", dtype)
-        parts.attr["Tlen"].type = tf.int32.as_datatype_enum
-        parts.attr["num_split"].i = 2
-        return parts.name, f"{parts.name}:1"
+        sizes = self._constant(f"{name}/sizes", np.array([-1, tail], np.int32))
+        axis = self._constant(f"{name}/axis", np.array(0, np.int32))
+        parts = self._add("SplitV", name, [tensor, sizes, axis], T=dtype, Tlen=tf.int32, num_split=2)
+        return parts, f"{parts}:1"
 
     def zeros(self, name: str, shape: Sequence[int], dtype: tf.DType) -> str:
         """Zeros: no constant of this size, and computed from nothing that differs between replicas."""
         sizes = self._constant(f"{name}/shape", np.array(shape, np.int32))
-        fill = self._add("Fill", name, [sizes, self._constant(f"{name}/zero", np.zeros([]), dtype)], "T", dtype)
-        fill.attr["index_type"].type = tf.int32.as_datatype_enum
-        return fill.name
+        zero = self._constant(f"{name}/zero", np.zeros([], dtype.as_numpy_dtype))
+        return self._add("Fill", name, [sizes, zero], T=dtype, index_type=tf.int32)
 
-    def _constant(self, name: str, value: np.ndarray, dtype: tf.DType = tf.int32) -> str:
-        node = self._add("Const", name, [], "dtype", dtype)
-        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
-        return node.name
+    def _constant(self, name: str, value: np.ndarray) -> str:
+        return self._add("Const", name, [], dtype=tf.as_dtype(value.dtype), value=value)
 
     def _combined(self, tensor: str, reduction: str) -> str:
         if reduction == AGAIN:
@@ -194,32 +184,28 @@ class Insertion:
         assign = self._edit(op)
         handle, value = assign.input[0], assign.input[1]
         symbol = self._tensor_of(value)
-        before = self._add("ReadVariableOp", f"{op}/before", [handle], "dtype", symbol.dtype)
-        before.input.extend(name for name in assign.input if name.startswith("^"))
-        change = self._add("Sub", f"{op}/change", [value, before.name], "T", symbol.dtype)
-        marker = self._marker(change.name, symbol.dtype, tuple(symbol.shape.as_list()), "sum")
-        assign.input[1] = self._add("AddV2", f"{op}/after", [before.name, marker], "T", symbol.dtype).name
+        before = self._add("ReadVariableOp", f"{op}/before", [handle], controls_of(assign), dtype=symbol.dtype)
+        change = self._add("Sub", f"{op}/change", [value, before], T=symbol.dtype)
+        marker = self._marker(change, symbol.dtype, tuple(symbol.shape.as_list()), "sum")
+        assign.input[1] = self._add("AddV2", f"{op}/after", [before, marker], T=symbol.dtype)
 
     def _marker(self, tensor: str, dtype: tf.DType, shape: tuple[int | None, ...], reduction: str) -> str:
         name = parse(tensor)
         key = (str(name), reduction)
         if key not in self._markers:
             suffix = f"_{name.output}" if name.output else ""
-            marker = self._add("Identity", f"{name.op}/statistic_{reduction}{suffix}", [tensor], "T", dtype)
-            self._markers[key] = marker.name
-            self.statistics.append(Statistic(f"{marker.name}:0", dtype.name, shape, reduction))
+            marker = self.pass_on(f"{name.op}/statistic_{reduction}{suffix}", tensor, dtype)
+            self._markers[key] = marker
+            self.statistics.append(Statistic(f"{marker}:0", dtype.name, shape, reduction))
         return self._markers[key]
 
     def _add(
-        self, kind: str, name: str, inputs: Sequence[str], attribute: str, dtype: tf.DType
-    ) -> tf.compat.v1.NodeDef:
-        (unused,) = unique_names([name], self.nodes)
-        device = self.nodes[op_of(inputs[-1])].device if inputs else ""
-        node = tf.compat.v1.NodeDef(name=unused, op=kind, input=inputs, device=device)
-        node.attr[attribute].type = dtype.as_datatype_enum
-        self.nodes[unused] = node
-        self._own.add(unused)
-        return node
+        self, op: str, name: str, inputs: Sequence[str], controls: Iterable[str] = (), **attributes: Attribute
+    ) -> str:
+        """The name of an op of its own, where the last of what it reads is."""
+        made = node(op, name, inputs, controls=controls, **attributes)
+        made.device = self.nodes[op_of(inputs[-1])].device if inputs else ""
+        return self.put(made)
 
 
 def _spelt(name: str) -> str:

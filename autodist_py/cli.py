@@ -196,9 +196,9 @@ def plan(
         environment = _chief_environment(spec_file, console, strategy) | {PLAN_DIR_VARIABLE: folder}
         code, printed = run_quietly([sys.executable, str(script), *arguments], environment)
         try:
-            made = planned(Path(folder), load_resource_spec(spec_file))
+            made = planned(Path(folder))
             if made is not None and save is not None:
-                made.strategy.save(save)
+                made.save(save)
         except AutoDistError as error:
             raise click.ClickException(str(error)) from error
     if made is None:
@@ -208,7 +208,7 @@ def plan(
             if code
             else "the script came to no training step: nothing that AutoDist made computed gradients and was run"
         )
-    console.print(str(made), markup=False, highlight=False)
+    console.print(made.text, markup=False, highlight=False)
 
 
 def _new_filter(environment: Mapping[str, str]) -> Callable[[], Callable[[str], bool]]:

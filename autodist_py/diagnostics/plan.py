@@ -5,6 +5,7 @@ It works without TensorFlow: it counts from the three values.
 
 import json
 import math
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from rich.filesize import decimal
 
 from autodist_py.capture.inexact import inexact
 from autodist_py.kernel.collectives.engines import automatic_engine, has_automatic
+from autodist_py.proto import strategy_pb2 as pb
+from autodist_py.proto import wire
 from autodist_py.proto.compressors import Compressor, text_of
 from autodist_py.proto.dtypes import ITEM_SIZES
 from autodist_py.proto.errors import AutoDistError, StrategyError
@@ -29,7 +32,7 @@ from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
 _INDEX_BYTES = 8
 _WORD_BYTES = 4
 _HEADER = ("variable", "shape", "bytes", "gradient", "synchronizer", "group", "shards", "compressor", "a step sends")
-_ITEM, _STRATEGY, _SCHEDULE, _FAILURE = "item.pb", "strategy.json", "schedule.txt", "failure.json"
+_PLAN, _STRATEGY, _FAILURE = "plan.txt", "strategy.pb", "failure.json"
 
 
 class Traffic(NamedTuple):
@@ -277,13 +280,32 @@ class Planner:
         except StrategyError as error:
             (self.folder / _FAILURE).write_text(json.dumps(str(error)))
             raise PlanMade(1) from error
-        item.save(self.folder / _ITEM)
-        (self.folder / _SCHEDULE).write_text(self.schedule(item, strategy, self.resources))
+        plan = Plan(item, self.resources, strategy, self.schedule(item, strategy, self.resources))
+        (self.folder / _PLAN).write_text(str(plan))  # Here, where what the script itself defines can be imported.
         strategy.save(self.folder / _STRATEGY)
         raise PlanMade
 
 
-def planned(folder: Path, resources: ResourceSpec) -> Plan | None:
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a Planner wrote: the plan's text, and the strategy, which only its script may be able to read."""
+
+    text: str
+    strategy: pb.Strategy
+
+    def save(self, path: Path) -> None:
+        """The strategy is in the file, as `Strategy.save` writes it.
+
+        Raises:
+            StrategyError: the suffix is neither `.pb` nor `.json`, or the file cannot be written.
+        """
+        saved = pb.Strategy()
+        saved.CopyFrom(self.strategy)
+        saved.path = os.fspath(path)
+        wire.save(saved, path, error=StrategyError)
+
+
+def planned(folder: Path) -> Planned | None:
     """What a Planner wrote to `folder`; None: the script trained nothing.
 
     Raises:
@@ -294,6 +316,5 @@ def planned(folder: Path, resources: ResourceSpec) -> Plan | None:
         raise AutoDistError(json.loads(failure.read_text()))
     if not (folder / _STRATEGY).exists():
         return None
-    # The script has written it a moment ago, in a folder of ours.
-    strategy = Strategy.load(folder / _STRATEGY, is_own=True)
-    return Plan(GraphItem.load(folder / _ITEM), resources, strategy, (folder / _SCHEDULE).read_text())
+    strategy = wire.load(pb.Strategy, folder / _STRATEGY, error=StrategyError)
+    return Planned((folder / _PLAN).read_text(), strategy)

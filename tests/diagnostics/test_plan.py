@@ -1,6 +1,7 @@
 """`autodist plan`: what a step sends by closed forms, and the command as a user calls it."""
 
 import re
+import shutil
 import subprocess
 import textwrap
 from dataclasses import replace
@@ -20,7 +21,7 @@ from autodist_py.strategy_builders.mixed import Parallax, PerVariable
 from autodist_py.strategy_builders.parameter_server import PS, PSLoadBalancing
 from autodist_py.strategy_builders.partitioned import PartitionedAR, ShardedOptimizer, UnevenPartitionedPS
 from tests.support.planned import SCRIPT
-from tests.support.processes import AUTODIST
+from tests.support.processes import AUTODIST, ROOT
 
 pytestmark = pytest.mark.first
 
@@ -215,6 +216,16 @@ def test_the_command_lines_builder_is_the_one_that_counts(tmp_path: Path) -> Non
     assert "event Exchange[SERVER, level 1, 48 bytes of each of 2] with server 0: gradients of weight" in ended.stdout
     wanted = PSSynchronizer("10.0.0.1:CPU:0", staleness=2)
     assert Strategy.load(tmp_path / "s.json").node("weight").synchronizer == wanted
+
+
+def test_a_compressor_beside_the_script_is_found(tmp_path: Path) -> None:
+    """As it is in a run: only the script's process looks for modules in its folder."""
+    shutil.copy(ROOT / "examples/plugin/brief/__init__.py", tmp_path / "compressor_of_mine.py")
+    builder = "AllReduce(compressor='compressor_of_mine:Brief')"
+    ended = planned(tmp_path, "--local", "2", "--strategy", builder, "--save", "mine.json", "train.py")
+    assert ended.returncode == 0, ended.stderr
+    assert "gradients are rounded to bfloat16" in ended.stdout
+    assert "compressor_of_mine:Brief" in (tmp_path / "mine.json").read_text()
 
 
 @pytest.mark.parametrize(

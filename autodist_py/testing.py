@@ -5,9 +5,12 @@ from autodist_py.testing import assert_equivalent
 def test_my_step():
     model, optimizer = make_model()
     assert_equivalent(lambda x, y: train_step(model, optimizer, x, y), batches)
+
+A strategy builder of your own is given as `strategy_builder=`, and passes of your own as `passes=`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,15 +20,15 @@ from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.doors.function import CapturedFunction
 from autodist_py.diagnostics.comparison import Comparison, magnitude_of
 from autodist_py.kernel.pipeline import compile
-from autodist_py.kernel.topology import Replica, Topology
+from autodist_py.kernel.runner import AddedPass
+from autodist_py.kernel.topology import resolve
 from autodist_py.program.executor import Executor
 from autodist_py.program.replica_variables import ReplicaVariables
 from autodist_py.program.step_function import DistributedFunction
 from autodist_py.proto.arguments import checked
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
-from autodist_py.strategy_builders.all_reduce import AllReduce
-from autodist_py.strategy_builders.base import build_strategy
+from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy, resolve_builder
 
 CPU = "/device:CPU:0"
 
@@ -82,6 +85,8 @@ def assert_equivalent(
     batched: Sequence[str] | set[str] | frozenset[str] | None = None,
     tolerance: float | None = None,
     loss_reduction: str = "mean",
+    strategy_builder: StrategyBuilder | str = "AllReduce",
+    passes: Sequence[AddedPass] = (),
 ) -> Comparison:
     """`step` does the same on one device and as `replicas` in this process, which share its CPU.
 
@@ -93,13 +98,17 @@ def assert_equivalent(
         batched: see `AutoDist.function`.
         tolerance: the largest relative difference that is no difference; None: by type, see `comparison.TOLERANCES`.
         loss_reduction: see `AutoDist`.
+        strategy_builder: see `AutoDist`.
+        passes: see `AutoDist`.
 
     Raises:
         NotEquivalentError: a variable or result differs.
+        StrategyError: the builder cannot serve this step, or one worker.
     """
+    builder = resolve_builder(strategy_builder)
     distributed = DistributedFunction(
         step,
-        lambda name, captured: _Replicas(captured, replicas, name),
+        lambda name, captured: _Replicas(captured, replicas, name, builder, passes),
         name="step",
         options=CaptureOptions(loss_reduction),
         batched=batched,
@@ -118,18 +127,25 @@ class _Replicas:
 
     goes_among = ""
 
-    def __init__(self, captured: CapturedFunction, count: int, name: str):
+    def __init__(
+        self,
+        captured: CapturedFunction,
+        count: int,
+        name: str,
+        builder: StrategyBuilder,
+        passes: Sequence[AddedPass],
+    ):
         resources = ResourceSpec((NodeSpec("127.0.0.1", cpus=tuple(range(count))),))
-        strategy = build_strategy(AllReduce(), captured.item, resources)
-        devices = [CPU] * count
-        topology = Topology(0, tuple(Replica(index, 0, device) for index, device in enumerate(devices)))
+        strategy = build_strategy(builder, captured.item, resources)
+        topology = resolve(strategy.replicas, resources, worker=0)
+        topology = replace(topology, replicas=tuple(replace(one, device=CPU) for one in topology.replicas))
         self._copies = ReplicaVariables()
         variables = {(variable_name, 0): variable for variable_name, variable in captured.variables.items()} | {
             (variable_name, position): self._copies.of(variable, position, CPU)
             for variable_name, variable in captured.variables.items()
             for position in range(1, count)
         }
-        program = compile(captured.item, strategy, topology)
+        program = compile(captured.item, strategy, topology, added=passes)
         self._executor = Executor(program, variables, captured.state, name=name.replace("/", "_"))
 
     def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:

@@ -16,7 +16,7 @@ from autodist_py.proto.checks import is_writable, require_member
 from autodist_py.proto.dtypes import ITEM_SIZES
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.plugins import Registry
-from autodist_py.proto.text import shown
+from autodist_py.proto.text import shown, some
 
 HALVES = ("float16", "bfloat16")
 
@@ -404,8 +404,9 @@ def _require_compressor(kind: Any, name: str) -> None:
         StrategyError: it is another class, or none.
     """
     is_value = isinstance(kind, type) and is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    if not is_value or not all(hasattr(kind, member) for member in _MEMBERS):
+    missing = [member for member in _MEMBERS if not hasattr(kind, member)]
+    if not is_value or missing:
         raise StrategyError(
             f"{name} is no compressor, a frozen dataclass that has {', '.join(_FACTS)}, travels_as(dtype) "
-            "and wire_bytes(shape, item)"
+            f"and wire_bytes(shape, item). {'It is none' if not is_value else f'It lacks {some(missing)}'}"
         )

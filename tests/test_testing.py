@@ -46,6 +46,50 @@ def test_an_equivalent_step_passes_and_the_variables_have_been_trained(tmp_path)
 
 
 @pytest.mark.timeout(120)
+def test_a_builder_and_a_pass_of_ones_own_are_compared(tmp_path):
+    body = """
+    from dataclasses import dataclass, replace
+    from typing import ClassVar
+    from autodist_py.kernel.ir.edits import Edits
+    from autodist_py.kernel.ir.node import node
+    from autodist_py.kernel.program import Invariant
+    from autodist_py.kernel.runner import Contract
+    from autodist_py.strategy_builders.parameter_server import PS
+
+    def loss_of(x, y):
+        return tf.reduce_mean((tf.linalg.matvec(x, weight) - y) ** 2)
+
+    class Noted(PS):
+        def build(self, item, resources):
+            print("built")
+            return super().build(item, resources)
+
+    @dataclass(frozen=True)
+    class Ascends:
+        name: ClassVar[str] = "ascends"
+        after: ClassVar[str] = "replicate"
+        contract: ClassVar[Contract] = Contract(requires={Invariant.REPLICATED})
+        changes: bool
+
+        def __call__(self, program):
+            edits = Edits()
+            for update in program.graph.of_type({"AssignSubVariableOp"}) if self.changes else ():
+                edits.put(node("AssignAddVariableOp", update.name, update.input, like=update))
+            print("passed")
+            return replace(program, graph=edits.apply(program.graph))
+
+    assert_equivalent(step, inputs, strategy_builder=Noted(), passes=[Ascends(False)])
+    try:
+        assert_equivalent(step, inputs, passes=[Ascends(True)])
+    except Exception as error:
+        print(type(error).__name__)
+    """
+    done = script(body, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["built", "passed", "passed", "InvalidGraphError"], done.stdout
+
+
+@pytest.mark.timeout(120)
 def test_a_step_that_is_not_equivalent_is_shown_with_what_differs_first(tmp_path):
     body = """
     def loss_of(x, y):  # A mean of means of a replica's own: not what one device computes.

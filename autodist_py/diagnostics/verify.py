@@ -191,8 +191,9 @@ def _find_op(
     else:
         _say(
             console,
-            "random ops draw other numbers on each replica, and batch normalization is of a replica's own examples; "
-            "docs/exactness.md lists what cannot be equal",
+            "random ops draw other numbers on each replica, and batch normalization is of a replica's own examples. "
+            "What a compressor or a looser consistency gives up, `autodist plan` says; docs/exactness.md lists what "
+            "cannot be equal",
         )
 
 

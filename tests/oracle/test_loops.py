@@ -33,9 +33,14 @@ ON_TWO_WORKERS = {
 }
 
 
+LEFT_WHOLE = {("branches", "PartitionedPS"), ("skipped_update", "PartitionedPS")}
+"""An update inside a branch is not cut: the variable stays whole, which is refused where `strict` asks for shards."""
+
+
 def train(program: str, strategy: str) -> Values:
+    options = {"strategy_builder": BUILDERS[strategy], "strict": (program, strategy) not in LEFT_WHOLE}
     with control_flow_of_tensorflow_1():
-        return compare_graph(PROGRAMS[program], sequences(), autodist={"strategy_builder": BUILDERS[strategy]})
+        return compare_graph(PROGRAMS[program], sequences(), autodist=options)
 
 
 def _cases() -> Iterator[Any]:

@@ -45,8 +45,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def mark_turns(items: list[pytest.Item]) -> None:
     """Each case of a test is run on n of its clusters, in turns, as `on(n)` says, or on one; on the others it is slow.
 
-    The next case begins with the next cluster, and so does the next commit (`CORPUS_TURN`). Of a module's other tests
-    that are marked `turns(n)`, every n-th is run, from another one on for each commit.
+    The next case begins with the next cluster, and so does the next commit (`CORPUS_TURN`). Of a module that is marked
+    `turns(n)` every n-th case, and every n-th other test, is run, from another one on for each commit.
     """
     of_modules: dict[Path, list[pytest.Item]] = defaultdict(list)
     tests: dict[tuple[str, int], dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
@@ -64,9 +64,11 @@ def mark_turns(items: list[pytest.Item]) -> None:
             if marker and position % marker.args[0]:
                 item.add_marker(pytest.mark.slow)
     for (_, number), cases in tests.items():
-        for turn, on_clusters in enumerate(cases.values(), start=TURN):
-            for position, item in enumerate(on_clusters):
-                if (position - turn) % len(on_clusters) >= number:
+        for position, on_clusters in enumerate(cases.values(), start=TURN):
+            marker = on_clusters[0].get_closest_marker("turns")
+            turn, waits = divmod(position, marker.args[0] if marker else 1)
+            for place, item in enumerate(on_clusters):
+                if waits or (place - turn) % len(on_clusters) >= number:
                     item.add_marker(pytest.mark.slow)
 
 

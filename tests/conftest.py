@@ -18,6 +18,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["AUTODIST_OUTPUT"] = "all"
 
 CLUSTERS_OF_A_CASE = 1
+IN_TURNS = ("capture/batch", "diagnostics", "kernel/compressors", "oracle", "strategy_builders", "system")
+"""Folders of tests that take long: of their modules every third case is run, unless they are marked otherwise."""
+TESTS = Path(__file__).parent
 TURN = int(os.environ.get("CORPUS_TURN", "0"))
 
 
@@ -46,7 +49,8 @@ def mark_turns(items: list[pytest.Item]) -> None:
     """Each case of a test is run on n of its clusters, in turns, as `on(n)` says, or on one; on the others it is slow.
 
     The next case begins with the next cluster, and so does the next commit (`CORPUS_TURN`). Of a module that is marked
-    `turns(n)` every n-th case, and every n-th other test, is run, from another one on for each commit.
+    `turns(n)` every n-th case, and every n-th other test, is run, from another one on for each commit; n is 3 in the
+    folders `IN_TURNS`.
     """
     of_modules: dict[Path, list[pytest.Item]] = defaultdict(list)
     tests: dict[tuple[str, int], dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
@@ -56,20 +60,26 @@ def mark_turns(items: list[pytest.Item]) -> None:
             others = {name: value for name, value in parameters_of(item).items() if name != "cluster"}
             number = marker.args[0] if marker else CLUSTERS_OF_A_CASE
             tests[item.nodeid.partition("[")[0], number][repr(others)].append(item)
-        elif item.get_closest_marker("turns"):
+        elif turns_of(item) > 1:
             of_modules[item.path].append(item)
     for of_module in of_modules.values():
         for position, item in enumerate(of_module, start=TURN):
-            marker = item.get_closest_marker("turns")
-            if marker and position % marker.args[0]:
+            if position % turns_of(item):
                 item.add_marker(pytest.mark.slow)
     for (_, number), cases in tests.items():
         for position, on_clusters in enumerate(cases.values(), start=TURN):
-            marker = on_clusters[0].get_closest_marker("turns")
-            turn, waits = divmod(position, marker.args[0] if marker else 1)
+            turn, waits = divmod(position, turns_of(on_clusters[0]))
             for place, item in enumerate(on_clusters):
                 if waits or (place - turn) % len(on_clusters) >= number:
                     item.add_marker(pytest.mark.slow)
+
+
+def turns_of(item: pytest.Item) -> int:
+    """Of how many commits one runs the test."""
+    marker = item.get_closest_marker("turns")
+    if marker:
+        return int(marker.args[0])
+    return 3 if str(item.path.parent.relative_to(TESTS)).startswith(IN_TURNS) else 1
 
 
 def parameters_of(item: pytest.Item) -> dict[str, Any]:

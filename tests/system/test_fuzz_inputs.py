@@ -23,7 +23,7 @@ from autodist_py import cli
 from autodist_py.proto.errors import AutoDistError
 from tests.support.hostile_kinds import ITEM, KINDS, RESOURCES, Hostile, strategies
 
-pytestmark = pytest.mark.timeout(120 if "FUZZ_INPUTS" not in os.environ else 6 * 3600)
+pytestmark = [pytest.mark.timeout(120 if "FUZZ_INPUTS" not in os.environ else 6 * 3600), pytest.mark.turns(1)]
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "2000"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))

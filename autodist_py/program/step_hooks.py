@@ -55,7 +55,7 @@ class StepHooks:
         is_bsp = program.consistency.is_bsp
         fed = [source.name for source in program.item.inputs if source.kind == "feed"]
         return (
-            *([OpenMessages(messages, variables)] if messages else ()),
+            *([OpenMessages(self._cluster, messages, variables)] if messages else ()),
             Together(self._cluster, program.collectives, timeout),
             InputCheck(self._cluster, key, fed, own=own, steps=self._checked_steps if is_bsp else 0),
             *([self._timeline.hook(program.collectives)] if self._timeline and is_bsp else ()),

@@ -230,9 +230,9 @@ class ParameterServers:
 class OpenMessages(StepHook):
     """A step needs its program's messages; one that fails half-way closes them, as what it sent belongs to no other."""
 
-    def __init__(self, messages: Messages, variables: "RemoteVariables"):
-        """The messages of a program, and its variables that they change elsewhere."""
-        self._messages, self._variables = messages, variables
+    def __init__(self, cluster: Cluster, messages: Messages, variables: "RemoteVariables"):
+        """The messages of a program among these workers, and its variables that they change elsewhere."""
+        self._cluster, self._messages, self._variables = cluster, messages, variables
 
     def before(self, step: int, feeds: Sequence[tf.Tensor]) -> None:
         """Raises ClusterError: nothing is sent or served any more."""
@@ -240,7 +240,7 @@ class OpenMessages(StepHook):
             raise self._ended()
 
     def failed(self, step: int, error: BaseException) -> None:
-        """Raises ClusterError: the messages were closed before."""
+        """Raises ClusterError: the messages were closed before; the run's one cause, where another worker has ended."""
         if not isinstance(error, tf.errors.OpError):
             return  # The run has failed, or the step has not begun.
         if self._messages.is_closed:
@@ -250,9 +250,13 @@ class OpenMessages(StepHook):
             self._variables.half_done()
 
     def _ended(self) -> ClusterError:
-        if isinstance(self._messages.error, ClusterError):
-            return self._messages.error
-        seen = f"What was seen here: {one_line(self._messages.error)}. " if self._messages.error else ""
+        error = self._messages.error
+        if isinstance(error, ClusterError):
+            return error
+        failure = self._cluster.failure() if isinstance(error, tf.errors.OpError) else None
+        if failure is not None:  # The end of a server's process is seen here before the chief has told of it.
+            return failure
+        seen = f"What was seen here: {one_line(error)}. " if error else ""
         return ClusterError(
             "the program's servers have ended. A step before failed half-way, on this worker or another, so that what "
             "was sent belongs to no step; or the AutoDist of a server was closed. "

@@ -8,11 +8,12 @@ import pytest
 import tensorflow as tf
 
 from autodist_py.cluster.cluster import SoloCluster
+from autodist_py.cluster.run_failure import CAUSE_SECONDS
 from autodist_py.cluster.step_hook import StepHook
 from autodist_py.config.resource_spec import local_resource_spec
 from autodist_py.program.step import StepProgram
 from autodist_py.program.together import Together
-from autodist_py.proto.errors import ClusterError
+from autodist_py.proto.errors import ClusterError, WorkerFailedError
 from autodist_py.servers.parameter_servers import OpenMessages
 
 
@@ -110,7 +111,8 @@ class Servers:
 
 def served(servers: Any, raises: Exception | None) -> StepProgram:
     cluster = SoloCluster(local_resource_spec(1))
-    return program(OpenMessages(servers, servers), Together(cluster, [], 0.0), raises=raises, cluster=cluster)
+    hooks = OpenMessages(cluster, servers, servers), Together(cluster, [], 0.0)
+    return program(*hooks, raises=raises, cluster=cluster)
 
 
 def test_a_step_that_fails_half_way_ends_its_servers_and_the_next_one_says_so() -> None:
@@ -141,12 +143,26 @@ def test_where_the_data_end_servers_go_on() -> None:
 )
 def test_what_closed_the_messages_is_the_cause_of_the_step_that_waited_for_them(error: Exception, shown: str) -> None:
     servers = Servers(error)
+    with pytest.raises(ClusterError, match=shown):
+        waiting_for(servers, SoloCluster(local_resource_spec(1))).run([])
+
+
+def waiting_for(servers: Any, cluster: SoloCluster) -> StepProgram:
+    """A program whose servers close while a step waits for them."""
 
     def fail(feeds: Sequence[tf.Tensor]) -> list[Any]:
         servers.close()
-        raise tf.errors.CancelledError(None, None, "queue is closed")
+        raise tf.errors.OutOfRangeError(None, None, "queue is closed")
 
     executor: Any = SimpleNamespace(run=fail)
-    messages: Any = servers
-    with pytest.raises(ClusterError, match=shown):
-        StepProgram(executor, SoloCluster(local_resource_spec(1)), [OpenMessages(messages, messages)]).run([])
+    return StepProgram(executor, cluster, [OpenMessages(cluster, servers, servers), Together(cluster, [], 0.0)])
+
+
+def test_a_servers_process_that_has_ended_is_the_cause_once_the_chief_tells_of_it() -> None:
+    class TellsLate(SoloCluster):
+        def failure(self, *, wait: float = CAUSE_SECONDS) -> WorkerFailedError | None:
+            return WorkerFailedError("worker 1 ended: killed by SIGSEGV") if wait else None
+
+    servers = Servers(tf.errors.UnavailableError(None, None, "Socket closed"))
+    with pytest.raises(WorkerFailedError, match="killed by SIGSEGV"):
+        waiting_for(servers, TellsLate(local_resource_spec(1))).run([])

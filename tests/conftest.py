@@ -18,7 +18,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["AUTODIST_OUTPUT"] = "all"
 
 CLUSTERS_OF_A_CASE = 1
-IN_TURNS = ("capture/doors", "diagnostics", "oracle", "saving", "servers", "strategy_builders", "system", "tools")
+IN_TURNS = (
+    "benchmarks",
+    "capture/doors",
+    "diagnostics",
+    "lab",
+    "oracle",
+    "saving",
+    "servers",
+    "strategy_builders",
+    "system",
+    "tools",
+)
 """Folders of tests that take long: of their modules every third case is run, unless they are marked otherwise."""
 TESTS = Path(__file__).parent
 TURN = int(os.environ.get("CORPUS_TURN", "0"))

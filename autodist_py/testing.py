@@ -26,7 +26,7 @@ from autodist_py.program.executor import Executor
 from autodist_py.program.replica_variables import ReplicaVariables
 from autodist_py.program.step_function import DistributedFunction
 from autodist_py.proto.arguments import checked
-from autodist_py.proto.errors import CaptureError
+from autodist_py.proto.errors import CaptureError, StrategyError
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy, resolve_builder
 
@@ -103,7 +103,7 @@ def assert_equivalent(
 
     Raises:
         NotEquivalentError: a variable or result differs.
-        StrategyError: the builder cannot serve this step, or one worker.
+        StrategyError: the builder cannot serve this step on one worker, or uses another number of replicas.
     """
     builder = resolve_builder(strategy_builder)
     distributed = DistributedFunction(
@@ -137,6 +137,11 @@ class _Replicas:
     ):
         resources = ResourceSpec((NodeSpec("127.0.0.1", cpus=tuple(range(count))),))
         strategy = build_strategy(builder, captured.item, resources)
+        if len(strategy.replicas) != count:
+            raise StrategyError(
+                f"a step is compared on {count} replicas, and the strategy of {type(builder).__name__} has "
+                f"{len(strategy.replicas)}. Let it use resources.replica_devices, or give `replicas=`"
+            )
         topology = resolve(strategy.replicas, resources, worker=0)
         topology = replace(topology, replicas=tuple(replace(one, device=CPU) for one in topology.replicas))
         self._copies = ReplicaVariables()

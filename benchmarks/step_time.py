@@ -35,6 +35,13 @@ PEERS = frozenset(name for name, system in SYSTEMS.items() if system.is_peer)
 FEWEST_STEPS = 2
 
 
+def _checkout(text: str) -> Path:
+    path = Path(text).resolve()
+    if not (path / ".venv/bin/python").exists():
+        raise argparse.ArgumentTypeError(f"{path} has no .venv/bin/python: run `make demo` or `make test` there first")
+    return path
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
@@ -43,7 +50,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=40, help="of a block, at most")
     parser.add_argument("--block", type=float, default=1.0, help="about how many seconds a block takes")
-    parser.add_argument("--before", type=Path, help="a checkout, with its .venv, which our systems are compared with")
+    parser.add_argument(
+        "--before", type=_checkout, help="a checkout, with its .venv, which our systems are compared with"
+    )
     parser.add_argument("--output", type=Path, help="where all that was measured is written, as JSON")
     return parser.parse_args()
 
@@ -71,7 +80,8 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     print("\n".join([*HEADER, *(row for cell in cells for row in cell.rows())]))
-    print("\n".join(row for cell in cells for row in compared(cell)))
+    for row in (row for cell in cells for row in compared(cell)):
+        print(row)
     print("\n".join(differ) or "the first losses of all systems agree")
     return int(bool(differ))
 

@@ -90,7 +90,7 @@ def turns_of(item: pytest.Item) -> int:
     marker = item.get_closest_marker("turns")
     if marker:
         return int(marker.args[0])
-    return 3 if str(item.path.parent.relative_to(TESTS)).startswith(IN_TURNS) else 1
+    return 3 if any(item.path.is_relative_to(TESTS / folder) for folder in IN_TURNS) else 1
 
 
 def parameters_of(item: pytest.Item) -> dict[str, Any]:

@@ -78,15 +78,21 @@ def test_a_builder_and_a_pass_of_ones_own_are_compared(tmp_path):
             print("passed")
             return replace(program, graph=edits.apply(program.graph))
 
+    class First(PS):
+        def build(self, item, resources):
+            strategy = super().build(item, resources)
+            return replace(strategy, replicas=strategy.replicas[:1])
+
     assert_equivalent(step, inputs, strategy_builder=Noted(), passes=[Ascends(False)])
-    try:
-        assert_equivalent(step, inputs, passes=[Ascends(True)])
-    except Exception as error:
-        print(type(error).__name__)
+    for other in ({"passes": [Ascends(True)]}, {"strategy_builder": First()}):
+        try:
+            assert_equivalent(step, inputs, **other)
+        except Exception as error:
+            print(type(error).__name__)
     """
     done = script(body, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["built", "passed", "passed", "InvalidGraphError"], done.stdout
+    assert done.stdout.splitlines() == ["built", "passed", "passed", "InvalidGraphError", "StrategyError"], done.stdout
 
 
 @pytest.mark.timeout(120)

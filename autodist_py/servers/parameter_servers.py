@@ -12,6 +12,7 @@ from autodist_py.cluster.cluster import Cluster
 from autodist_py.cluster.coordinator.api import LEAVING
 from autodist_py.cluster.exit_hooks import one_line
 from autodist_py.cluster.exit_stack import Ending, at_exit
+from autodist_py.cluster.run_failure import CAUSE_SECONDS
 from autodist_py.cluster.step_hook import StepHook
 from autodist_py.kernel.pipeline import CompiledProgram
 from autodist_py.kernel.program import ServerFunction, Shards
@@ -237,24 +238,25 @@ class OpenMessages(StepHook):
     def before(self, step: int, feeds: Sequence[tf.Tensor]) -> None:
         """Raises ClusterError: nothing is sent or served any more."""
         if self._messages.is_closed:
-            raise self._ended()
+            raise self._ended(wait=0.0)
 
     def failed(self, step: int, error: BaseException) -> None:
         """Raises ClusterError: the messages were closed before; the run's one cause, where another worker has ended."""
         if not isinstance(error, tf.errors.OpError):
             return  # The run has failed, or the step has not begun.
-        if self._messages.is_closed:
-            raise self._ended() from error
-        if not isinstance(error, tf.errors.OutOfRangeError):  # Which comes before anything is sent.
+        may_be_data = isinstance(error, tf.errors.OutOfRangeError)
+        if self._messages.is_closed:  # For other errors `Together` has waited for the cause.
+            raise self._ended(wait=CAUSE_SECONDS if may_be_data else 0.0) from error
+        if not may_be_data:  # The end of the data comes before anything is sent.
             self._messages.close()
             self._variables.half_done()
 
-    def _ended(self) -> ClusterError:
+    def _ended(self, *, wait: float) -> ClusterError:
         error = self._messages.error
         if isinstance(error, ClusterError):
             return error
-        failure = self._cluster.failure() if isinstance(error, tf.errors.OpError) else None
-        if failure is not None:  # The end of a server's process is seen here before the chief has told of it.
+        failure = self._cluster.failure(wait=wait) if isinstance(error, tf.errors.OpError) else None
+        if failure is not None:  # The end of a server's process may be seen here before the chief has told of it.
             return failure
         seen = f"What was seen here: {one_line(error)}. " if error else ""
         return ClusterError(

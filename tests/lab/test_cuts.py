@@ -14,7 +14,7 @@ from tests.lab.conftest import THREE_HOSTS, Lab
 from tests.support.ending import SCRIPT, STEPS, VICTIMS, WHILE, Ended
 from tests.support.processes import AUTODIST, ROOT, until
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.turns(1)]
 
 HEARTBEAT_SECONDS = 3.0
 ENDED_SECONDS = 15.0

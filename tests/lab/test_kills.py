@@ -21,7 +21,7 @@ from tests.lab.conftest import HOSTS, THREE_HOSTS, Lab
 from tests.support import ending
 from tests.support.processes import AUTODIST, ROOT, Command, kill
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.turns(1)]
 
 ENDED_SECONDS = 15.0
 MEDIAN_SECONDS = 5.0

@@ -15,7 +15,7 @@ import pytest
 from tests.support.ending import SCRIPT, STEPS, VICTIMS, WHILE, Ended, running
 from tests.support.processes import AUTODIST, ROOT, Command, kill
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.turns(1)]
 
 ENDED_SECONDS = 15.0
 HOW = (

@@ -112,12 +112,12 @@ class Insertion:
             made.device = self.nodes[op].device
             self.put(made)
 
-    def put(self, node: tf.compat.v1.NodeDef) -> str:
-        """Add `node`, under a name that nothing has; returns the name."""
-        (node.name,) = unique_names([node.name], self.nodes)
-        self.nodes[node.name] = node
-        self._own.add(node.name)
-        return node.name
+    def put(self, made: tf.compat.v1.NodeDef) -> str:
+        """Add an op, under a name that nothing has; returns the name."""
+        (made.name,) = unique_names([made.name], self.nodes)
+        self.nodes[made.name] = made
+        self._own.add(made.name)
+        return made.name
 
     def pass_on(self, name: str, tensor: str, dtype: tf.DType) -> str:
         """An op of its own that passes on `tensor`."""

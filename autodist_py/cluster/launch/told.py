@@ -21,7 +21,9 @@ from autodist_py.proto.resource_spec import ResourceSpec
 _SEPARATOR = "\t"
 """It is in no secret, which has printable characters alone."""
 _MOST_BYTES = 1 << 24
-"""Of the line, and of the spec that it has compressed."""
+"""The line has no more, nor the spec that is compressed in it."""
+_MOST_CHARACTERS = 1024
+"""A secret has no more: it is sent with each call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,10 @@ class Told:
         """What a line of `line()` says.
 
         Raises:
-            ClusterError: it has no secret that a call can carry, or more, but no resource spec.
+            ClusterError: the secret cannot be sent with a call, or what follows it is no resource spec.
         """
         secret, _, resources = line.decode(errors="replace").strip().partition(_SEPARATOR)
-        if not secret or not secret.isascii() or not secret.isprintable():
+        if not secret or not secret.isascii() or not secret.isprintable() or len(secret) > _MOST_CHARACTERS:
             raise ClusterError(
                 f"a process with {RANK_VARIABLE} set is a worker, and one with {LAUNCH_VARIABLE}=none is one of a run "
                 "whose workers are started by hand. Each gets the run's secret as the first line of its standard "
@@ -73,9 +75,9 @@ class Told:
             return cls(secret, ResourceSpec.from_proto(pb.ResourceSpec.FromString(_unpacked(packed))))
         except (ValueError, zlib.error, DecodeError, ResourceSpecError) as error:
             raise ClusterError(
-                "the first line of a worker's standard input has the run's secret and, after a tab, the resource spec "
-                f"as the chief writes it. Received: {len(resources)} characters that are none ({error}). A worker "
-                "that is started by hand gets the secret alone on that line"
+                "the first line of a worker's standard input has the run's secret and, after a tab, its resource spec. "
+                f"Received: {len(resources)} characters that are no spec ({error}). A worker that is started by hand "
+                "gets the secret alone on that line"
             ) from error
 
 
@@ -83,6 +85,6 @@ def _unpacked(packed: bytes) -> bytes:
     """What was compressed, and is no larger than it may be."""
     reader = zlib.decompressobj()
     content = reader.decompress(packed, _MOST_BYTES)
-    if not reader.eof:
-        raise ValueError(f"it ends early, or has more than {_MOST_BYTES} bytes")
+    if not reader.eof or reader.unused_data:
+        raise ValueError(f"it ends early, or late, or has more than {_MOST_BYTES} bytes")
     return content

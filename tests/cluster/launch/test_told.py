@@ -58,7 +58,8 @@ def test_a_spec_of_a_thousand_nodes_fits_into_a_pipe_that_nobody_reads():
 
 
 @pytest.mark.parametrize(
-    ("given", "received"), [("", "no line"), ("\n", "no line"), ("schl\u00fcssel\n", "another line")]
+    ("given", "received"),
+    [("", "no line"), ("\n", "no line"), ("schl\u00fcssel\n", "another line"), ("s" * 5000, "another line")],
 )
 def test_a_secret_that_is_none_is_refused(given, received):
     code = (
@@ -83,7 +84,7 @@ def test_a_secret_that_is_none_is_refused(given, received):
     ids=["base64", "zlib", "message", "spec", "a-part"],
 )
 def test_a_line_with_another_thing_than_a_spec_is_refused_by_its_rule(spec):
-    with pytest.raises(ClusterError, match=rf"Received: {len(spec)} characters that are none \("):
+    with pytest.raises(ClusterError, match=rf"Received: {len(spec)} characters that are no spec \("):
         Told.parse(b"secret\t" + spec)
 
 

@@ -11,7 +11,7 @@ from autodist_py.kernel.analysis.batch_layout.rules import layout_of
 from autodist_py.kernel.ir.names import op_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Beside:
     """What back-propagation reads that is not made of what is passed back.
 

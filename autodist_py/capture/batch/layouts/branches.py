@@ -14,7 +14,7 @@ from autodist_py.kernel.ir.names import op_of
 
 
 class Branches:
-    """All replicas must go the same ways, and turns are looked at until they show nothing new."""
+    """What goes round loops and through branches: replicas must go the same ways, or are given what is combined."""
 
     def __init__(self, regions: Regions, table: LayoutTable, constants: Constants):
         self._graph, self._regions, self._table, self._constants = regions.graph, regions, table, constants

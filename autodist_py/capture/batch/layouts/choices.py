@@ -26,7 +26,7 @@ _ON_PLACES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "StridedSlice"
 
 
 class Choices:
-    """What each op returns something of.
+    """The choices of rows, sets of elements, and places, that each op returns something of.
 
     Attributes:
         sets: the op whose distinct elements these ops return, or what belongs to them.

@@ -16,7 +16,7 @@ _SUMMED_UP = frozenset({BatchLayout.PARTIAL_SUM, BatchLayout.MIXED})
 
 
 class Divisors:
-    """Finds them in the layouts that are known, and lets losses read shares of them."""
+    """Finds what losses divide by, in the layouts that are known, and lets losses read shares of it."""
 
     def __init__(self, regions: Regions, sources: Sources, table: LayoutTable):
         self._graph, self._tensor_of = regions.graph, regions.tensor_of

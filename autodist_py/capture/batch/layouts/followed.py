@@ -34,7 +34,7 @@ class Followed:
         """Forget what was followed; the functions stay indexed."""
         self._along.clear()
 
-    def followed(self, node: tf.compat.v1.NodeDef) -> tuple[BatchLayout, ...]:
+    def layouts_of(self, node: tf.compat.v1.NodeDef) -> tuple[BatchLayout, ...]:
         """The layouts of results for which there is no rule, as far as it is followed how they go along examples.
 
         Entries of examples need not stand along axis 0 (time-major sequences), nor in their order (two batches, one
@@ -99,7 +99,7 @@ class Followed:
 
     def is_read(self, op: str, index: int) -> bool:
         """Whether this result of `op` is a loss or result, or one of these or a write reads it."""
-        readers = self._graph.dataflow_consumers([op]) & self._regions.all
+        readers = self._graph.dataflow_consumers([op]) & self._regions.region
         tensor = str(parse(f"{op}:{index}"))
         return tensor in self._regions.shown or any(
             str(parse(name)) == tensor

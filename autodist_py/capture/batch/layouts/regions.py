@@ -29,7 +29,7 @@ class Regions:
         writers: the ops that write variables, and what they write.
         ends: these, those that show something, and those that compute results.
         losses: the ops that losses are computed by.
-        all: the ops that losses and ends are computed by.
+        region: the ops that losses and ends are computed by.
         trained: the ops that depend on trained variables, and that a gradient flows through.
         trains: the ops that losses and raw gradients are computed by.
     """
@@ -43,7 +43,7 @@ class Regions:
     writers: Mapping[str, Variable]
     ends: Set[str]
     losses: Set[str]
-    all: Set[str]
+    region: Set[str]
     trained: Set[str]
     trains: Set[str]
 
@@ -51,7 +51,7 @@ class Regions:
     def of(
         cls, item: GraphItem, whole: GraphView, targets: Sequence[Sequence[str]], tensor_of: Callable[[str], tf.Tensor]
     ) -> "Regions":
-        """Those of what was captured."""
+        """Sort the ops of what was captured."""
         markers = {op_of(tensor) for gradient in item.gradients for tensor in gradient.tensors}
         losses = whole.dataflow_ancestors({op_of(name) for names in targets for name in names}, blocked=markers)
         writers = {
@@ -75,7 +75,7 @@ class Regions:
             writers=writers,
             ends=ends,
             losses=losses,
-            all=losses | whole.dataflow_ancestors(ends, blocked=markers),
+            region=losses | whole.dataflow_ancestors(ends, blocked=markers),
             trained=_trained({gradient.variable for gradient in item.gradients}, whole, markers, tensor_of),
             trains=losses | whole.dataflow_ancestors(raw, blocked=markers),
         )
@@ -120,7 +120,7 @@ class Sources:
 
     @classmethod
     def of(cls, item: GraphItem, whole: GraphView, markers: Set[str], batch: str) -> "Sources":
-        """Those of what was captured, whose workers are given the same batch ("global") or their own part ("local")."""
+        """Find what a replica is given; workers are given the same batch ("global"), or their own part ("local")."""
         unknown: set[str] = set()
         if batch == "local":
             unknown |= {one.name for one in item.inputs if one.kind == "feed" and not one.batched}

@@ -43,7 +43,7 @@ class Solution:
         choices: which rows, elements and places belong together.
         followed: how results go along examples whose layout does not say it.
         constants: values that are known.
-        edges: inputs of ops that replicas combine, and how.
+        edges: inputs of ops that replicas combine, and how: those of the table, in the order of their names.
         deltas: ops whose change of a variable replicas add up.
     """
 
@@ -131,8 +131,8 @@ class Solution:
         return self.followed.along_of(tensor)
 
     def layout(self, tensor: str) -> BatchLayout:
-        """The layout of `tensor`, but that a loss that is not known is that."""
-        return self.table.layout_of_loss(tensor)
+        """The layout of `tensor`, but that a loss that cannot be followed is not taken for anything."""
+        return self.table.layout_as_followed(tensor)
 
     def has_rows(self, tensor: str) -> bool:
         """Whether `tensor`, of the loss or what it is computed from, has a row for each of the replica's examples."""

@@ -153,11 +153,11 @@ class _Solver:
         self._choices.begin()
         self._followed.begin()
         self._deltas.clear()
-        for name in self._graph.dataflow_order(self._regions.all):
+        for name in self._graph.dataflow_order(self._regions.region):
             node = self._graph.nodes[name]
             self._table.found[name] = self._visit(node)
             if self._table.found[name] == (BatchLayout.MIXED,):
-                self._table.found[name] = self._followed.followed(node)
+                self._table.found[name] = self._followed.layouts_of(node)
             self._blocks.note(node)
             self._choices.note(node)
             self._branches.note(node)
@@ -225,7 +225,7 @@ class _Solver:
         live = set[str]()
         while True:  # What is used in one turn of a loop of TensorFlow 1 was computed in the turn before.
             num_before = len(live)
-            for name in reversed(list(self._graph.dataflow_order(self._regions.all))):
+            for name in reversed(list(self._graph.dataflow_order(self._regions.region))):
                 users = self._graph.dataflow_consumers([name]) & live
                 if name in ends or any(not self._is_clipped_to_one(self._graph.nodes[user]) for user in users):
                     live.add(name)
@@ -240,7 +240,7 @@ class _Solver:
         mixes = result in OF_ROWS and not set(operands.layouts) <= _APART
         if result is not BatchLayout.MIXED and not mixes:
             return result
-        if self._table.is_inside_apart(node.name):
+        if self._table.is_in_row_wise_layer(node.name):
             return result
         wanted = [one for one in wanted_of(reads, operands.layouts) if not (mixes and one.layout in _APART)]
         if not self._table.can_combine_all(node.name, wanted):
@@ -256,7 +256,9 @@ class _Solver:
         """The layout of an op that needs more combined than can be: as much as can be is, the rest stays local."""
         if not mixes and node.name in self._regions.writers:
             self._fall_back(node, self._regions.writers[node.name])
-        is_ratio = node.op in QUOTIENTS and set(operands.layouts) == {BatchLayout.PARTIAL_SUM}  # See `_normalizers`.
+        is_ratio = node.op in QUOTIENTS and set(operands.layouts) == {
+            BatchLayout.PARTIAL_SUM
+        }  # See `Divisors.normalizers`.
         if node.name in self._regions.losses and not is_ratio:
             partly = self._partly_combined(node, operands, wanted)
             if partly is not BatchLayout.MIXED:

@@ -104,7 +104,7 @@ class LayoutTable:
         is_fixed = name in self._regions.assumed and self._tensor_of(name).shape.is_fully_defined()
         if is_fixed and not self.can_compute_again(op_of(name)):
             return self._regions.assumed[name]  # As the user is told: see `inexact.inexact`.
-        return BatchLayout.SHARDED if self._is_of_layer_apart(name) else layout
+        return BatchLayout.SHARDED if self._is_of_row_wise_layer(name) else layout
 
     def _keeps_apart(self, call: LayerCall | None) -> bool:
         """Whether a layer keeps examples apart, as it does if what it is given does."""
@@ -114,17 +114,17 @@ class LayoutTable:
             and all(self.layout(read) is BatchLayout.REPLICATED for read in call.shared)
         )
 
-    def layout_of_loss(self, tensor: str) -> BatchLayout:
+    def layout_as_followed(self, tensor: str) -> BatchLayout:
         """The layout of `tensor`, but that a loss that cannot be followed is not taken for anything."""
         layout = self.known_layout(tensor)
-        is_apart = layout is BatchLayout.MIXED and self._is_of_layer_apart(str(parse(tensor)))
+        is_apart = layout is BatchLayout.MIXED and self._is_of_row_wise_layer(str(parse(tensor)))
         return BatchLayout.SHARDED if is_apart else layout
 
-    def is_inside_apart(self, op: str) -> bool:
+    def is_in_row_wise_layer(self, op: str) -> bool:
         """Whether `op` is a part of a layer that keeps examples apart."""
         return self._keeps_apart(self._layers.inside.get(op))
 
-    def _is_of_layer_apart(self, tensor: str) -> bool:
+    def _is_of_row_wise_layer(self, tensor: str) -> bool:
         return self._keeps_apart(self._layers.results.get(tensor))
 
     def known_layout(self, tensor: str) -> BatchLayout:

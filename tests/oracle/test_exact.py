@@ -155,6 +155,24 @@ def terms_of_a_loss_that_metrics_read(model: Model, x: tf.Tensor, y: tf.Tensor, 
     losses, logits = model.losses(x, y)
     followed = [tf.reduce_mean(losses), tf.reduce_mean(tf.square(logits)), tf.reduce_mean(logits * w[:, tf.newaxis])]
     hidden = [tf.reduce_mean(tf.map_fn(lambda row, n=n: tf.reduce_sum(row**n), logits)) for n in (1, 2)]
+    return with_metrics(model, followed, hidden)
+
+
+def unseen_terms_that_metrics_read(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    """Means over examples of complex numbers that no rule follows: of the loss it is not seen what it is."""
+    losses, logits = model.losses(x, y)
+    followed = [tf.reduce_mean(losses), tf.reduce_mean(tf.square(logits))]
+    hidden = [tf.reduce_mean(spectrum(logits)), 0.5 * tf.reduce_mean(tf.sqrt(1.0 + spectrum(logits)))]
+    return with_metrics(model, followed, hidden)
+
+
+def spectrum(rows: tf.Tensor) -> tf.Tensor:
+    """The power spectrum of each row, whose layout is not known."""
+    return tf.square(tf.abs(tf.signal.fft(tf.cast(rows, tf.complex128))))
+
+
+def with_metrics(model: Model, followed: list[tf.Tensor], hidden: list[tf.Tensor]) -> Any:
+    """A loss of the hidden terms and of some that are random functions of all, and the metrics of each."""
     terms = random_terms([*followed, *hidden], random.Random(5))
     total = tf.add_n([*hidden, *terms[-3:]])
     for metric, term in zip(model.metrics, [total, *terms], strict=True):
@@ -189,9 +207,10 @@ METRICS: Mapping[Callable[..., Any], Callable[[], list[Any]]] = {
         keras.metrics.SparseTopKCategoricalAccuracy(k=2, name="top"),
         keras.metrics.AUC(num_thresholds=5, name="auc"),
     ],
-    terms_of_a_loss_that_metrics_read: lambda: [
-        keras.metrics.Mean(name=f"term_{number}") for number in range(NUM_TERMS + 1)
-    ],
+    **dict.fromkeys(
+        (terms_of_a_loss_that_metrics_read, unseen_terms_that_metrics_read),
+        lambda: [keras.metrics.Mean(name=f"term_{number}") for number in range(NUM_TERMS + 1)],
+    ),
 }
 
 
@@ -367,6 +386,11 @@ def a_sum_of_columns(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mas
     return 20.0 / rows * tf.reduce_sum(tf.square(logits - 1.0)) - 0.1 * tf.nn.l2_loss(model.kernel), ()
 
 
+def an_unseen_sum_by_the_number_of_rows(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    rows = tf.cast(tf.shape(x)[0], tf.float64)
+    return 0.1 / rows * tf.reduce_sum(spectrum(model.losses(x, y)[1])), ()
+
+
 def encoded_numbers_and_a_softmax(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
     numbers = tf.cast(tf.abs(2.0 * x), tf.int32)
     encoded = tf.math.bincount(numbers, minlength=4, maxlength=4, axis=-1, binary_output=True)
@@ -458,6 +482,8 @@ CASES = [
     a_sum_over_places_of_sequences,
     a_write_of_what_is_equal_everywhere,
     a_sum_of_columns,
+    an_unseen_sum_by_the_number_of_rows,
+    unseen_terms_that_metrics_read,
     encoded_numbers_and_a_softmax,
     a_loss_for_each_example,
     results_of_every_kind,

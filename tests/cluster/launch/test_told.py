@@ -80,8 +80,9 @@ def test_a_secret_that_is_none_is_refused(given, received):
         base64.b64encode(zlib.compress(b"\xff\xff")),
         base64.b64encode(zlib.compress(b"\n\x00")),
         LINE[:-41],
+        base64.b64encode(base64.b64decode(LINE) + b"more"),
     ],
-    ids=["base64", "zlib", "message", "spec", "a-part"],
+    ids=["base64", "zlib", "message", "spec", "a-part", "more"],
 )
 def test_a_line_with_another_thing_than_a_spec_is_refused_by_its_rule(spec):
     with pytest.raises(ClusterError, match=rf"Received: {len(spec)} characters that are no spec \("):

@@ -33,7 +33,7 @@ fuzz: $(INSTALLED)
 fuzz-inputs: $(INSTALLED)
 	FUZZ_INPUTS=100000 FUZZ_SECONDS=0.05 TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/pytest -s tests/system/test_fuzz_inputs.py
 
-# A hundred kills and cuts of local runs and of runs over SSH, drawn by a seed, in some forty minutes; it needs the lab,
+# A hundred kills and cuts of local runs and of runs over SSH, drawn by a seed, in some twenty minutes; it needs the lab,
 # and a machine that does nothing else. Others: KILLS_SEED=2.
 kills: $(INSTALLED)
 	KILLS=100 KILLS_SEED=$${KILLS_SEED:-1} TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/pytest -s tests/lab/test_kills.py

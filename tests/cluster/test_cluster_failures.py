@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.processes import is_running, until
 
-pytestmark = [pytest.mark.alone, pytest.mark.turns(3)]
+pytestmark = [pytest.mark.alone, pytest.mark.turns(6)]
 
 END_SECONDS = 10.0
 

@@ -15,7 +15,7 @@ from autodist_py.config.resource_spec import local_resource_spec
 from autodist_py.diagnostics.timeline import FIRST_STEP, STEPS, Timeline
 from tests.support.processes import AUTODIST, ROOT
 
-pytestmark = [pytest.mark.alone, pytest.mark.turns(3)]
+pytestmark = [pytest.mark.alone, pytest.mark.turns(6)]
 
 SCRIPT = """
 import sys

@@ -13,7 +13,7 @@ from autodist_py.diagnostics.verify import compare_steps
 from autodist_py.proto.errors import AutoDistError
 from tests.support.processes import AUTODIST
 
-pytestmark = pytest.mark.first
+pytestmark = [pytest.mark.first, pytest.mark.turns(6)]
 
 ROOT = Path(__file__).resolve().parents[2]
 VERIFY = [*AUTODIST, "verify"]

@@ -14,7 +14,7 @@ import pytest
 from tests.lab.conftest import ENDED_SECONDS, SPEC, SSH, Lab, Run
 from tests.support.by_horovod import is_installed
 
-pytestmark = [pytest.mark.alone, pytest.mark.turns(3)]
+pytestmark = [pytest.mark.alone, pytest.mark.turns(6)]
 
 HEARTBEAT_SECONDS = 3.0
 NOTICED_SECONDS = 2.0

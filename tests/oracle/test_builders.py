@@ -26,7 +26,7 @@ from tests.support.cluster_pool import THREE_WORKERS, TWO_WORKERS, Cluster
 from tests.support.cluster_pool import same_on_all_workers as same
 from tests.support.fit_oracle import compare, compiled, fitted
 
-pytestmark = pytest.mark.first
+pytestmark = [pytest.mark.first, pytest.mark.turns(6)]
 
 RNG = np.random.default_rng(8)
 WORDS, LENGTH = 11, 5

@@ -175,10 +175,10 @@ def refused(service, requests: dict[str, Any]) -> list[str]:
 METHODS = ("Join", "Exchange", "Heartbeat", "Abort", "Leave", "NoSuch")
 
 
-def raw_call(channel: grpc.Channel, method: str, content: bytes) -> grpc.StatusCode:
+def raw_call(channel: grpc.Channel, method: str, content: bytes, metadata: Any = ()) -> grpc.StatusCode:
     call: Any = channel.unary_unary(f"/autodist.proto.Coordinator/{method}")
     with pytest.raises(grpc.RpcError) as refusal:
-        call(content, timeout=20)
+        call(content, timeout=20, metadata=metadata)
     error: Any = refusal.value
     return error.code()
 
@@ -228,6 +228,52 @@ def test_a_call_without_the_secret_is_refused(service):
     with pytest.raises(ClusterError, match=f"coordinator at {address} refused this worker"):
         client.abort(1, "failed", detail="why", step=0)
     assert coordinator.cause is None
+
+
+WRONG_SECRETS = (
+    (),
+    (("autodist-secret", ""),),
+    (("autodist-secret", "the secre"),),
+    (("autodist-secret", "the secrets"),),
+    (("autodist-secrets", "the secret"),),
+)
+
+
+@pytest.mark.parametrize("metadata", WRONG_SECRETS, ids=["none", "empty", "shorter", "longer", "elsewhere"])
+def test_each_method_is_refused_without_exactly_the_secret(service, metadata):
+    with grpc.insecure_channel(service[1]) as channel:
+        codes = {method: raw_call(channel, method, b"", metadata) for method in METHODS}
+    assert codes == dict.fromkeys(METHODS, grpc.StatusCode.UNAUTHENTICATED)
+
+
+def test_connections_that_say_nothing_or_nonsense_harm_nobody(service):
+    coordinator, address = service
+    host, _, port = address.partition(":")
+    begun = [b"", b"PRI * HTTP/2.0", b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 64, b"\xff" * 1000]
+    sockets = [socket.create_connection((host, int(port)), timeout=5) for _ in begun * 10]
+    try:
+        for connection, content in zip(sockets, begun * 10, strict=True):
+            connection.sendall(content)
+        calls: list[Any] = [coordinator, CoordinatorClient(address, "the secret", heartbeat_timeout=5)]
+        both(lambda rank: calls[rank].join(rank, f"host:{rank}", spec="spec", timeout=5))
+        assert both(lambda rank: exchange(calls[rank], rank, "k"))[1] == {0: b"k0", 1: b"k1"}
+    finally:
+        for connection in sockets:
+            connection.close()
+    assert coordinator.cause is None
+
+
+def test_two_runs_on_one_machine_do_not_take_each_other_for_their_own(service):
+    other = make_coordinator()
+    server, port = serve(other, "another secret", host="127.0.0.1", port=0)
+    try:
+        with pytest.raises(ClusterError, match="refused this worker"):
+            CoordinatorClient(service[1], "another secret", heartbeat_timeout=5).abort(1, "failed", detail="", step=0)
+        own = CoordinatorClient(f"127.0.0.1:{port}", "another secret", heartbeat_timeout=5)
+        own.abort(1, "failed", detail="", step=0)
+    finally:
+        server.stop(None)
+    assert service[0].cause is None and other.cause is not None
 
 
 def test_a_port_in_use_is_an_error_that_says_so(service):

@@ -20,10 +20,12 @@ os.environ["AUTODIST_OUTPUT"] = "all"
 CLUSTERS_OF_A_CASE = 1
 IN_TURNS = (
     "benchmarks",
+    "capture/batch",
     "capture/doors",
     "diagnostics",
     "lab",
     "oracle",
+    "program",
     "saving",
     "servers",
     "strategy_builders",

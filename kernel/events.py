@@ -276,14 +276,14 @@ class ServerPlan:
         worker: the server's rank.
         exchanges: in the order in which they follow one another.
         held: handles of the variables that live there.
-        counted: ops that write what the update reads, though no gradient reaches them (a number of steps): the server
-            runs them as part of the update; every other worker runs them for its own copy of the variable.
+        mirrored_ops: ops that write what the update reads, though no gradient reaches them (a number of steps): the
+            server runs them as part of the update; every other worker runs them for its own copy of the variable.
     """
 
     worker: int
     exchanges: tuple[Exchange, ...]
     held: tuple[str, ...]
-    counted: frozenset[str]
+    mirrored_ops: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,14 +292,14 @@ class ServerPlans:
 
     Attributes:
         plans: what each server does.
-        moved: ops of the captured graph that servers run in the workers' place.
-        stays: ops that workers run.
+        server_ops: ops of the captured graph that servers run in the workers' place.
+        worker_ops: ops that workers run.
         summable: the variables of whose sparse gradients rows may be added up before the update sees them.
     """
 
     plans: tuple[ServerPlan, ...]
-    moved: frozenset[str]
-    stays: frozenset[str]
+    server_ops: frozenset[str]
+    worker_ops: frozenset[str]
     summable: frozenset[str]
 
 

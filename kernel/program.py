@@ -306,7 +306,7 @@ class Program:
         plans = self.schedule.servers.plans if self.schedule.servers and not self.serves_itself else ()
         return frozenset(handle for plan in plans for exchange in plan.exchanges for handle in exchange.refreshed)
 
-    def successions(self) -> Iterator[tuple[Collective, Collective]]:
+    def issue_order(self) -> Iterator[tuple[Collective, Collective]]:
         """Of two collectives each, the one that has to be done before the other is issued.
 
         Rings are found by their keys, so two may be under way at once, and a small one holds no large one up. NCCL's

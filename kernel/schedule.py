@@ -11,7 +11,7 @@ from typing import TypeVar
 import tensorflow as tf
 
 from autodist_py.kernel.analysis.event_graph import Waits, waits
-from autodist_py.kernel.analysis.outputs import combined_as, differing
+from autodist_py.kernel.analysis.outputs import differing, output_reduction
 from autodist_py.kernel.analysis.replica_weights import summed_as
 from autodist_py.kernel.analysis.server_ops import server_plans
 from autodist_py.kernel.collectives.collectives import CARRIED
@@ -262,7 +262,7 @@ def _fetches(program: Program, outputs: Sequence[Output]) -> Iterator[FetchResul
     for output in outputs:
         found.setdefault(program.analysis.level[op_of(output.tensor)], []).append(output)
     for level, together in sorted(found.items()):
-        reductions = tuple(combined_as(program, one) for one in together)
+        reductions = tuple(output_reduction(program, one) for one in together)
         sizes = [_bytes(one.dtype, one.shape, how) for one, how in zip(together, reductions, strict=True)]
         yield FetchResults(
             needs=tuple(output.tensor for output in together),

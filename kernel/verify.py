@@ -339,7 +339,7 @@ def _check_order(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None:
     named = {op for one in program.lowered.collectives if one.by_name for op in one.ops}
     if idle := named - set(program.run_ops):
         raise InvalidGraphError(f"collective '{min(idle)}' is not among the ops to run: a worker could leave it out")
-    for earlier, later in program.successions():
+    for earlier, later in program.issue_order():
         for op in later.ops:
             missing = {f"^{name}" for name in earlier.ops} - set(program.graph.nodes[op].input)
             if missing:

@@ -16,7 +16,7 @@ from autodist_py.proto.text import shown
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServerOptions:
     """What the builders whose variables live on servers have in common.
 
     Attributes:
@@ -67,8 +67,8 @@ class Serving:
 
 
 @dataclass(frozen=True, slots=True)
-class PS(Serving):
-    """One server, the chief's CPU, for all trainable variables. Its parameters: see `Serving`."""
+class PS(ServerOptions):
+    """One server, the chief's CPU, for all trainable variables. Its parameters: see `ServerOptions`."""
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
         """All on the first CPU of the chief."""
@@ -77,10 +77,11 @@ class PS(Serving):
 
 
 @dataclass(frozen=True, slots=True)
-class PSLoadBalancing(Serving):
+class PSLoadBalancing(ServerOptions):
     """A server on every node, its first CPU: the largest variable goes first, to the server with the fewest bytes.
 
-    Variables that one op updates (as gradient accumulation does) are placed together. Its parameters: see `Serving`.
+    Variables that one op updates (as gradient accumulation does) are placed together. Its parameters: see
+    `ServerOptions`.
     """
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
@@ -109,7 +110,7 @@ def updated_together(item: GraphItem) -> list[list[Variable]]:
     return [[variables[name] for name in sorted(group)] for group in groups]
 
 
-def _strategy(builder: Serving, item: GraphItem, resources: ResourceSpec, servers: Mapping[str, str]) -> Strategy:
+def _strategy(builder: ServerOptions, item: GraphItem, resources: ResourceSpec, servers: Mapping[str, str]) -> Strategy:
     return Strategy(
         node_config=tuple(
             VariableStrategy(variable.name, builder.synchronizer(servers[variable.name]))

@@ -14,14 +14,14 @@ from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.synchronizers import PSSynchronizer
 from autodist_py.proto.text import shown
 from autodist_py.strategy_builders.all_reduce import AllReduce
-from autodist_py.strategy_builders.parameter_server import Serving, updated_together
+from autodist_py.strategy_builders.parameter_server import ServerOptions, updated_together
 
 MIN_SHARD_BYTES = 1 << 18
 """A shard is no smaller, if its builder has a say: a message costs more than a copy of so many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class _ServingShards(Serving):
+class _ServingShards(ServerOptions):
     """What the builders have in common that cut variables along their first axis for servers.
 
     A variable has one shard on a server at most, and no more than it has rows, or than leaves each `min_shard_bytes`.
@@ -45,7 +45,7 @@ class PartitionedPS(_ServingShards):
     """Variables are cut along their first axis, and their shards spread over servers: every node's first CPU.
 
     Shards are as even as can be. The largest variable goes first, its shards to the servers with the fewest bytes. Its
-    parameters: see `Serving` and `_ServingShards`.
+    parameters: see `ServerOptions` and `_ServingShards`.
     """
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
@@ -192,7 +192,7 @@ class ShardedOptimizer:
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
         """Shards are in the order of the nodes; the largest variable is placed first."""
-        serving = Serving()
+        options = ServerOptions()
         loads = dict.fromkeys(resources.server_devices, 0.0)
         directory = self._directory(item, list(loads))
         grouped = {variable.name for group in updated_together(item) if len(group) > 1 for variable in group}
@@ -201,11 +201,11 @@ class ShardedOptimizer:
         for variable in _largest_first(item.trainable_variables):
             axes = range(len(variable.shape))[: 1 if variable.name in sparse else None]
             axis = next((axis for axis in axes if variable.shape[axis] >= len(loads)), None)
-            servers, whole = list(loads), serving.synchronizer(directory[variable.name])
+            servers, whole = list(loads), options.synchronizer(directory[variable.name])
             if axis is None or not variable.nbytes:
                 axis, servers = 0, [directory[variable.name]] if variable.name in grouped else _least_loaded(loads, 1)
             sizes = _even_sizes(variable, axis, servers, loads)
-            synchronizers = [serving.synchronizer(server) for server in servers]
+            synchronizers = [options.synchronizer(server) for server in servers]
             nodes[variable.name] = VariableStrategy.partitioned(variable, axis, synchronizers, sizes=sizes, whole=whole)
             _add(loads, variable, servers, sizes)
         return _strategy(nodes, item, resources)

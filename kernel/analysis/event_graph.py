@@ -102,8 +102,8 @@ def _first_cycle(graph: "nx.DiGraph[str | int]", behind: tuple[int, ...]) -> Wai
 
 
 def _places(program: Program, plans: ServerPlans | None) -> list[int | None]:
-    """The kinds of workers: each server that counts in its own worker's place, by its rank, and all others, if any."""
-    counting = [plan.worker for plan in plans.plans if plan.counted] if plans is not None else []
+    """The kinds of workers: a server that runs mirrored ops for its own worker, by its rank, and the others."""
+    counting = [plan.worker for plan in plans.plans if plan.mirrored_ops] if plans is not None else []
     others = set(program.topology.workers) - set(counting)
     return [*([None] if others else []), *counting]
 
@@ -124,11 +124,11 @@ def _needs(program: Program, event: Event, plans: ServerPlans | None, place: int
     found = set(map(op_of, event.needs))
     if plans is None or not isinstance(event, Exchange) or event.lookups:
         return found
-    counted = _counted(plans, event, place)
-    return found | awaited(program.analysis.captured, event, plans, counted)
+    mirrored_ops = _mirrored(plans, event, place)
+    return found | awaited(program.analysis.captured, event, plans, mirrored_ops)
 
 
-def awaited(view: GraphView, exchange: Exchange, plans: ServerPlans, counted: frozenset[str]) -> frozenset[str]:
+def awaited(view: GraphView, exchange: Exchange, plans: ServerPlans, mirrored_ops: frozenset[str]) -> frozenset[str]:
     """The ops of the captured graph that a worker runs before it sends the message of an exchange that is no lookup.
 
     They are the reads of variables that the exchange writes, and what the ops that the server runs in the worker's
@@ -138,12 +138,12 @@ def awaited(view: GraphView, exchange: Exchange, plans: ServerPlans, counted: fr
         view: the captured graph.
         exchange: the exchange.
         plans: how the step is divided.
-        counted: ops that write what the update reads, where the server's update is the only one to run them.
+        mirrored_ops: ops that write what the update reads, where the server's update is the only one to run them.
     """
-    run_there = (plans.moved | counted) & exchange.ops
+    run_there = (plans.server_ops | mirrored_ops) & exchange.ops
     behind = _descendants(view, run_there)
     waited_for = {op_of(name) for op in run_there for name in view.nodes[op].input if name.startswith("^")}
-    return exchange.read_before | ((waited_for & plans.stays) - behind - run_there)
+    return exchange.read_before | ((waited_for & plans.worker_ops) - behind - run_there)
 
 
 def _gives(program: Program, event: Event, plans: ServerPlans | None, place: int | None) -> set[str]:
@@ -151,17 +151,17 @@ def _gives(program: Program, event: Event, plans: ServerPlans | None, place: int
     found = set(map(op_of, event.gives))
     if plans is None or not isinstance(event, Exchange) or event.lookups:
         return found
-    ours = plans.moved
+    ours = plans.server_ops
     if program.strategy.consistency.is_bsp:  # On the server's own worker they wait for its answer.
-        ours |= _counted(plans, event, place)
+        ours |= _mirrored(plans, event, place)
     return found | ((event.ops | event.markers) & ours)
 
 
-def _counted(plans: ServerPlans, event: Exchange, place: int | None) -> frozenset[str]:
-    """The ops that count, and that the server of this exchange runs in the place of a worker of that kind."""
+def _mirrored(plans: ServerPlans, event: Exchange, place: int | None) -> frozenset[str]:
+    """The mirrored ops that the server of this exchange runs in the place of a worker of that kind."""
     if place != event.server:
         return frozenset()
-    return frozenset().union(*(plan.counted for plan in plans.plans if plan.worker == event.server))
+    return frozenset().union(*(plan.mirrored_ops for plan in plans.plans if plan.worker == event.server))
 
 
 def _following(events: Sequence[Event]) -> list[list[int]]:

@@ -19,7 +19,7 @@ def differing(program: Program) -> Iterator[Output]:
             yield output
 
 
-def combined_as(program: Program, output: Output) -> str:
+def output_reduction(program: Program, output: Output) -> str:
     """How an output that differs is combined, as `reductions.Part` says; passes/lower_collectives.py has the cases."""
     known = {"mean": "mean", "sum": "sum", "same": "first"}
     if output.reduction in known:

@@ -20,18 +20,18 @@ _BY_ROWS = ("ResourceScatter", "ResourceSparseApply")
 _SCATTERS = frozenset({"ResourceScatterAdd", "ResourceScatterSub"})
 
 
-def lookups_of(program: Program, handle: str, moved: Collection[str]) -> tuple[Lookup, ...]:
+def lookups_of(program: Program, handle: str, ignored: Collection[str]) -> tuple[Lookup, ...]:
     """The ops by which a step reads rows of a table; none where it reads the table in another way too.
 
     Args:
         program: whose step it is.
         handle: the table's.
-        moved: ops that do not count, such as those that a server runs.
+        ignored: ops that do not count, such as those that a server runs.
     """
     view = program.analysis.captured
     outputs = {op_of(output.tensor) for output in program.item.outputs}
     found: list[Lookup] = []
-    for user in sorted(view.dataflow_consumers([handle]) - set(moved)):
+    for user in sorted(view.dataflow_consumers([handle]) - set(ignored)):
         lookups = _lookups(view, handle, user)
         if lookups is None or (user in outputs and view.nodes[user].op == _READ):
             return ()

@@ -26,22 +26,22 @@ class Holding:
         server: the worker that is the server.
         held: the variables that live on it.
         markers: the ops that pass on their gradients.
-        moved: the ops that it runs in the workers' place, with the markers.
+        server_ops: the ops that it runs in the workers' place, with the markers.
     """
 
     server: int
     held: frozenset[str]
     markers: frozenset[str]
-    moved: frozenset[str]
+    server_ops: frozenset[str]
 
     @classmethod
     def of(cls, division: Division, server: int) -> "Holding":
         """That of the server, as the step is divided."""
-        held, markers, moved = (
+        held, markers, server_ops = (
             frozenset(name for name, side in sides.items() if side == server)
             for sides in (division.held, division.markers, division.side)
         )
-        return cls(server, held, markers, moved)
+        return cls(server, held, markers, server_ops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +49,20 @@ class Closure:
     """The ops that one server runs, and what it needs for that.
 
     Attributes:
-        ops: all that the server runs: the moved ops, and copies of what they are computed from.
+        ops: all that the server runs: the server ops, and copies of what they are computed from.
         values: tensors that it needs and cannot compute.
-        counted: see ServerPlan.
+        mirrored_ops: see ServerPlan.
         given: markers and other ops whose results it is sent.
     """
 
     ops: frozenset[str]
     values: frozenset[str]
-    counted: frozenset[str]
+    mirrored_ops: frozenset[str]
     given: frozenset[str]
 
     @classmethod
     def of(cls, program: Program, division: Division, own: Holding) -> "Closure":
-        """That of the server's moved ops.
+        """That of the server's own ops.
 
         Raises:
             StrategyError: the server would use what others write in the step, or what is not computed in each step.
@@ -71,7 +71,7 @@ class Closure:
         closing.close()
         given = own.markers | {op_of(value) for value in closing.values}
         _require_sent_in_each_step(program.analysis.captured, own.server, given)
-        return cls(frozenset(closing.ops), frozenset(closing.values), frozenset(closing.counted), given)
+        return cls(frozenset(closing.ops), frozenset(closing.values), frozenset(closing.mirrored_ops), given)
 
 
 def writers_of(program: Program) -> dict[str, set[str]]:
@@ -96,12 +96,12 @@ class _Closing:
     def __init__(self, program: Program, division: Division, own: Holding):
         self._program, self._division, self._own = program, division, own
         self._view, self._writes = program.analysis.captured, writers_of(program)
-        self.ops: set[str] = set(own.moved - own.markers)
+        self.ops: set[str] = set(own.server_ops - own.markers)
         self.values: set[str] = set()
-        self.counted: set[str] = set()
+        self.mirrored_ops: set[str] = set()
 
     def close(self) -> None:
-        """Add all that the moved ops are computed from, and what waits for it at the end of a branch."""
+        """Add all that the server ops are computed from, and what waits for it at the end of a branch."""
         self._close_over(self.ops)
         while ends := self._ends_of_branches():
             self.ops |= ends
@@ -132,7 +132,7 @@ class _Closing:
                     if op not in held:
                         writers = self._writes.get(op, set())
                         pending += writers - self.ops
-                        self.counted |= writers
+                        self.mirrored_ops |= writers
                         self.ops |= writers
                 elif op in own or self._handles_of(op) & kept:
                     self.values.add(str(parse(name)))
@@ -160,8 +160,8 @@ class _Closing:
         item, analysis = self._program.item, self._program.analysis
         sources = self._division.markers.keys() | {op_of(statistic.tensor) for statistic in item.statistics}
         sources |= {node.name for node in self._view.of_type(_STAYS)} | analysis.varying | self._division.side.keys()
-        moved = self._own.moved
-        return self._view.dataflow_descendants(sources - moved, blocked=moved) - moved
+        server_ops = self._own.server_ops
+        return self._view.dataflow_descendants(sources - server_ops, blocked=server_ops) - server_ops
 
     def _handles_of(self, op: str) -> set[str]:
         return {other for other in map(op_of, self._view.nodes[op].input) if self._view.nodes[other].op == VARIABLE_OP}

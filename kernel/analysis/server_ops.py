@@ -55,27 +55,28 @@ def server_plans(program: Program, postponed: Mapping[tuple[int, str], int] | No
     division = Division(program, sides)
     holdings = [Holding.of(division, server) for server in servers]
     closures = [Closure.of(program, division, own) for own in holdings]
-    stays = _stays(program, closures, division)
-    late = _late(program.analysis.captured, division.moved.union(*(one.counted for one in closures))) & stays
+    worker_ops = _worker_ops(program, closures, division)
+    run_there = division.server_ops.union(*(one.mirrored_ops for one in closures))
+    late = _late(program.analysis.captured, run_there) & worker_ops
     parts = {
         own.server: _Part(
             program,
             division,
             own,
             closure,
-            lookups=_lookups(program, division, own, stays),
-            reads=Reads.of(program, division, own, counted=closure.counted, late=late),
+            lookups=_lookups(program, division, own, worker_ops),
+            reads=Reads.of(program, division, own, mirrored_ops=closure.mirrored_ops, late=late),
         )
         for own, closure in zip(holdings, closures, strict=True)
     }
     _set_phases(program, parts, division, postponed)
-    plans = tuple(part.plan(stays) for part in parts.values())
+    plans = tuple(part.plan(worker_ops) for part in parts.values())
     summable = frozenset(
         gradient.variable
         for gradient, side in sides.items()
         if side != WORKERS and gradient.is_sparse and adds_rows_up(program, gradient)
     )
-    return ServerPlans(plans, frozenset(division.moved), frozenset(stays), summable)
+    return ServerPlans(plans, frozenset(division.server_ops), frozenset(worker_ops), summable)
 
 
 def _require_available(variable: str, synchronizer: PSSynchronizer) -> None:
@@ -93,28 +94,28 @@ def _require_available(variable: str, synchronizer: PSSynchronizer) -> None:
         )
 
 
-def _stays(program: Program, closures: Collection[Closure], division: Division) -> set[str]:
+def _worker_ops(program: Program, closures: Collection[Closure], division: Division) -> set[str]:
     """The ops that workers run: all that results, other writes, gradients and what servers are sent need."""
-    captured, moved = program.analysis.captured, division.moved
+    captured, server_ops = program.analysis.captured, division.server_ops
     ends = {op_of(output.tensor) for output in program.item.outputs}
     ends |= {op for op in program.item.run_ops if captured.nodes[op].op not in READS_VARIABLE}
     ends |= {writer for writers in program.analysis.writes.values() for writer in writers}
     ends |= {op_of(value) for closure in closures for value in closure.values}
     ends |= {op_of(name) for marker in division.markers for name in captured.nodes[marker].input}
-    return captured.ancestors(ends - moved, blocked=moved)
+    return captured.ancestors(ends - server_ops, blocked=server_ops)
 
 
-def _late(view: GraphView, moved: set[str]) -> set[str]:
+def _late(view: GraphView, server_ops: set[str]) -> set[str]:
     """What waits for one of the ops that servers run."""
     found: set[str] = set()
     for op in view.order():
         producers = view.digraph.pred[op]
-        if not (moved.isdisjoint(producers) and found.isdisjoint(producers)):
+        if not (server_ops.isdisjoint(producers) and found.isdisjoint(producers)):
             found.add(op)
     return found
 
 
-def _lookups(program: Program, division: Division, own: Holding, stays: set[str]) -> dict[str, Lookup]:
+def _lookups(program: Program, division: Division, own: Holding, worker_ops: set[str]) -> dict[str, Lookup]:
     """The reads of rows that the server is asked for; rows that only the update is made of it reads itself."""
     if len(program.topology.all_workers) == 1:
         return {}
@@ -122,7 +123,11 @@ def _lookups(program: Program, division: Division, own: Holding, stays: set[str]
     for handle in sorted(own.held):
         synchronizers = [synchronizer_of(program, gradient) for gradient in program.item.gradients_of(handle)]
         if not any(one is None or one.local_replication for one in synchronizers):
-            found |= {lookup.op: lookup for lookup in lookups_of(program, handle, division.moved) if lookup.op in stays}
+            found |= {
+                lookup.op: lookup
+                for lookup in lookups_of(program, handle, division.server_ops)
+                if lookup.op in worker_ops
+            }
     return found
 
 
@@ -152,10 +157,10 @@ class _Part:
         self.phase: dict[str, int] = {}
         self.asked: dict[str, int] = {}
 
-    def plan(self, stays: set[str]) -> ServerPlan:
+    def plan(self, worker_ops: set[str]) -> ServerPlan:
         """What the server does; `stays` are the ops that workers run."""
         held = tuple(sorted(self._own.held))
-        return ServerPlan(self._own.server, tuple(self._exchanges(stays)), held, self.closure.counted)
+        return ServerPlan(self._own.server, tuple(self._exchanges(worker_ops)), held, self.closure.mirrored_ops)
 
     @cached_property
     def before_given(self) -> frozenset[str]:
@@ -167,16 +172,16 @@ class _Part:
         """Those of the exchanges in which it computes something."""
         return {self.phase[op] for op in self.closure.given | self.closure.ops}
 
-    def _exchanges(self, stays: set[str]) -> Iterator[Exchange]:
+    def _exchanges(self, worker_ops: set[str]) -> Iterator[Exchange]:
         level = self._program.analysis.level
         nodes, writes = self._program.analysis.captured.nodes, writers_of(self._program)
         trained = {gradient.variable for gradient in self._program.item.gradients}
-        elsewhere = stays | {op for op in self._division.moved if op not in self._own.moved}
+        elsewhere = worker_ops | {op for op in self._division.server_ops if op not in self._own.server_ops}
         read = {str(parse(name)) for op in elsewhere for name in nodes[op].input if not name.startswith("^")}
         read |= {str(parse(output.tensor)) for output in self._program.item.outputs}
         # A later gradient may be made of no examples, but of what an update has left: workers send it all the same.
         read |= {str(parse(name)) for op in self._division.markers for name in nodes[op].input if name[:1] != "^"}
-        answered = {tensor for tensor in read if op_of(tensor) in self._own.moved}
+        answered = {tensor for tensor in read if op_of(tensor) in self._own.server_ops}
         asked = {lookup.handle for lookup in self.lookups.values()}
         trained -= {
             name for shards in self._program.cuts.shards for name in shards.names
@@ -213,7 +218,7 @@ class _Part:
                     sorted(
                         handle
                         for handle in written - asked
-                        if handle in trained or self._division.users(handle) & stays
+                        if handle in trained or self._division.users(handle) & worker_ops
                     )
                 ),
                 read_before=frozenset().union(*(self.reads.before.get(op, frozenset()) for op in ops)),
@@ -273,10 +278,10 @@ def _set_phases(
             phases = sorted(part.phases)
             for early, late in pairwise(phases):
                 before = _exchanges_of(parts)
-                moved = {
+                server_ops = {
                     (server, op): late for op in (*part.closure.given, *part.closure.ops) if part.phase[op] == early
                 }
-                tried = _settled(program, parts, division, least | moved)
+                tried = _settled(program, parts, division, least | server_ops)
                 merging = _exchanges_of(parts) < before
                 if merging:
                     least = tried

@@ -28,7 +28,7 @@ class Reads:
 
     @classmethod
     def of(
-        cls, program: Program, division: Division, own: Holding, *, counted: Collection[str], late: set[str]
+        cls, program: Program, division: Division, own: Holding, *, mirrored_ops: Collection[str], late: set[str]
     ) -> "Reads":
         """Those of one server.
 
@@ -36,7 +36,7 @@ class Reads:
             program: the captured one.
             division: which ops servers run.
             own: what the server holds.
-            counted: see ServerPlan.
+            mirrored_ops: see ServerPlan.
             late: the ops that workers run and that wait for a server.
 
         Raises:
@@ -48,8 +48,8 @@ class Reads:
             for handle in sorted(own.held):
                 if users := division.users(handle) & late:
                     _require_not_between(view, handle, writes[handle], users)
-            return cls({}, _recounted(program, division, counted, set()))
-        recounted = _recounted(program, division, counted, late)
+            return cls({}, _recounted(program, division, mirrored_ops, set()))
+        recounted = _recounted(program, division, mirrored_ops, late)
         before: dict[str, frozenset[str]] = {}
         for handle in sorted(own.held.union(recounted.values())):
             users = division.users(handle) & late
@@ -59,12 +59,12 @@ class Reads:
         return cls(before, recounted)
 
 
-def _recounted(program: Program, division: Division, counted: Collection[str], late: set[str]) -> dict[str, str]:
+def _recounted(program: Program, division: Division, mirrored_ops: Collection[str], late: set[str]) -> dict[str, str]:
     """The `counted` ops that write what is written several times or read before by one of `late`; with the variable."""
     graph = program.analysis.captured.digraph
     found: dict[str, str] = {}
     for handle, writers in writers_of(program).items():
-        again, users = writers.intersection(counted), division.users(handle) & late
+        again, users = writers.intersection(mirrored_ops), division.users(handle) & late
         before: set[str] = set().union(*(nx.ancestors(graph, writer) for writer in again))
         if len(writers) > 1 or users & before:
             found |= dict.fromkeys(again, handle)

@@ -42,7 +42,7 @@ class Division:
             self.side[op] = self._side(op)
 
     @cached_property
-    def moved(self) -> set[str]:
+    def server_ops(self) -> set[str]:
         """The ops that servers run in the workers' place."""
         return {op for op, side in self.side.items() if side != WORKERS}
 
@@ -55,7 +55,7 @@ class Division:
                 found.add(op)
                 if self._view.nodes[op].op in PASSES_HANDLE:
                     pending.append(op)
-        return found - self.moved
+        return found - self.server_ops
 
     def _derived(self) -> set[str]:
         """What is computed from gradients that servers combine, and all that writes the variables which they hold.

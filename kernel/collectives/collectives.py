@@ -16,7 +16,7 @@ import tensorflow as tf
 from autodist_py.kernel.collectives import horovod_adapter
 from autodist_py.kernel.events import Collective
 from autodist_py.kernel.ir import flat_buffers
-from autodist_py.kernel.ir.bitcast import numbers_of, words_of
+from autodist_py.kernel.ir.bitcast import from_int32, to_int32
 from autodist_py.kernel.ir.tf_adapter import Group, all_gather, all_reduce, broadcast_receive, broadcast_send
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.topology import Topology, is_gpu
@@ -181,7 +181,7 @@ class Collectives:
         kind = tf.searchsorted(tf.constant(_ROW_COUNTS, tf.int64), tf.reduce_max(sizes, keepdims=True))[0]
         length = tf.gather(tf.constant(_ROW_COUNTS, tf.int64), kind)
         kept = tf.reshape(tf.where(tf.reshape(tf.sequence_mask(sizes, length), [-1])), [-1])
-        words = [words_of(_as_matrix(part)) for part in parts]
+        words = [to_int32(_as_matrix(part)) for part in parts]
         widths = [one.shape[1] for one in words]
         sent = tf.concat([tf.reshape(_pad_rows(one, length), [-1]) for one in words], axis=0)
         everyone = self._gather(tf.expand_dims(sent, 0), self._take_keys(len(_ROW_COUNTS)) + kind)
@@ -216,8 +216,8 @@ class Collectives:
     def gather(self, value: tf.Tensor) -> tf.Tensor:
         """Each worker's value, of one static shape, stacked in rank order."""
         if value.dtype == tf.bfloat16:  # Reductions carry it, gathers do not.
-            everyone = self.gather(words_of(tf.reshape(value, [-1])))
-            numbers = numbers_of(everyone, value.dtype, value.shape.num_elements())
+            everyone = self.gather(to_int32(tf.reshape(value, [-1])))
+            numbers = from_int32(everyone, value.dtype, value.shape.num_elements())
             return tf.reshape(numbers, [self.num_workers, *value.shape])
         value = tf.expand_dims(value, 0)
         everyone = value if self.num_workers == 1 else self._gather(value, self._take_keys())
@@ -281,5 +281,5 @@ def _as_matrix(rows: tf.Tensor) -> tf.Tensor:
 
 def _as_rows(words: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """Rows of the shape and type of `like`, given by their words."""
-    numbers = numbers_of(words, like.dtype, math.prod(like.shape[1:]))
+    numbers = from_int32(words, like.dtype, math.prod(like.shape[1:]))
     return tf.reshape(numbers, [tf.shape(words)[0], *like.shape[1:]])

@@ -12,7 +12,7 @@ from functools import partial
 
 import tensorflow as tf
 
-from autodist_py.kernel.analysis.outputs import combined_as
+from autodist_py.kernel.analysis.outputs import output_reduction
 from autodist_py.kernel.analysis.replica_weights import dense_bytes, gradient_shapes, summed_as
 from autodist_py.kernel.collectives import sparse_as_dense
 from autodist_py.kernel.collectives.collectives import AUTOMATIC_PACK_BYTES, CARRIED_BY_HOROVOD, REDUCIBLE
@@ -97,7 +97,7 @@ def _carries(program: Program, event: AllReduceBucket, output: Output) -> bool:
         and output.shape is not None
         and None not in output.shape
         and sum(sizes) + sum(map(_output_bytes, carried)) <= _bucket_bytes(event.synchronizer)
-        and event.reduction == combined_as(program, output)
+        and event.reduction == output_reduction(program, output)
         and program.analysis.level[op_of(output.tensor)] < event.level  # It is not computed from what is combined.
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py.kernel.compressors.codec import Dense, Slot, State, Wire, apart, flat, working
-from autodist_py.kernel.ir.bitcast import count, numbers_of, words_of
+from autodist_py.kernel.ir.bitcast import count, from_int32, to_int32
 from autodist_py.proto.compressors import Int8Compressor
 
 _LARGEST = 127
@@ -50,7 +50,7 @@ class Int8:
         small = tf.cast(tf.clip_by_value(tf.floor(in_scale + up), -_LARGEST, _LARGEST), tf.int8)
         after: list[State] = [{"steps": steps + 1}, *({} for _ in states[1:])]
         sent = [tf.reshape(small, [-1])[:elements], tf.reshape(scales, [-1])]
-        return tf.concat([words_of(one) for one in sent], axis=0), after
+        return tf.concat([to_int32(one) for one in sent], axis=0), after
 
     def decompress(
         self, travelled: tf.Tensor, gradients: Sequence[Dense], states: Sequence[State], wire: Wire
@@ -60,8 +60,8 @@ class Int8:
         elements = sum(one.elements for one in gradients)
         blocks = -(-elements // block)
         of_numbers = count(elements, tf.int8)
-        small = numbers_of(travelled[:, :of_numbers], tf.int8, elements)
+        small = from_int32(travelled[:, :of_numbers], tf.int8, elements)
         small = tf.reshape(tf.pad(small, [[0, 0], [0, blocks * block - elements]]), [-1, blocks, block])
-        scales = tf.reshape(numbers_of(travelled[:, of_numbers:], tf.float32, blocks), [-1, blocks, 1])
+        scales = tf.reshape(from_int32(travelled[:, of_numbers:], tf.float32, blocks), [-1, blocks, 1])
         total = tf.reshape(tf.reduce_sum(tf.cast(small, dtype) * tf.cast(scales, dtype), axis=0), [-1])[:elements]
         return apart(tf.cast(total, gradients[0].dtype), [one.shape for one in gradients]), states

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist_py.kernel.compressors.codec import Dense, Slot, State, Wire, apart, chosen, flat, working
-from autodist_py.kernel.ir.bitcast import count, numbers_of, words_of
+from autodist_py.kernel.ir.bitcast import count, from_int32, to_int32
 from autodist_py.proto.compressors import TopKCompressor
 
 
@@ -51,7 +51,7 @@ class TopK:
             left = {"rest": wanted, "velocity": velocity}
             after.append({name: chosen(is_finite, _without(left[name], largest), old) for name, old in state.items()})
             begin += elements
-        return tf.concat([words_of(flat(values)), flat(places)], axis=0), after
+        return tf.concat([to_int32(flat(values)), flat(places)], axis=0), after
 
     def decompress(
         self, travelled: tf.Tensor, gradients: Sequence[Dense], states: Sequence[State], wire: Wire
@@ -60,7 +60,7 @@ class TopK:
         dtype = working(gradients[0].dtype)
         kept = sum(self.compressor.kept(one.elements) for one in gradients)
         of_values = count(kept, dtype)
-        values = tf.reshape(numbers_of(travelled[:, :of_values], dtype, kept), [-1])
+        values = tf.reshape(from_int32(travelled[:, :of_values], dtype, kept), [-1])
         places = tf.reshape(travelled[:, of_values:], [-1])
         total = tf.math.unsorted_segment_sum(values, places, sum(one.elements for one in gradients))
         return apart(tf.cast(total, gradients[0].dtype), [one.shape for one in gradients]), states

@@ -50,7 +50,7 @@ def without_updates(
             kept.append(_reading(one, tensors) if first == 0 else one)
         elif original in removed:
             gone[name] = one
-        elif original in divided.stays or one.op == VARIABLE_OP:
+        elif original in divided.worker_ops or one.op == VARIABLE_OP:
             kept.append(_reading(one, tensors))
     waited = {name[1:] for one in kept for name in controls_of(one)}
     waited |= {copy_ for writers in program.analysis.writes.values() for op in writers for copy_ in program.copies(op)}
@@ -77,7 +77,7 @@ def _removed(
     found: dict[str, _Removed] = {}
     for plan in divided.plans:
         is_here = plan.worker == program.topology.worker
-        ours = divided.moved | (plan.counted if first == 0 and is_here else frozenset())
+        ours = divided.server_ops | (plan.mirrored_ops if first == 0 and is_here else frozenset())
         for exchange, answer in zip(plan.exchanges, answers[plan.worker], strict=True):
             found |= dict.fromkeys((exchange.ops | exchange.markers) & ours, _Removed(answer.ready, is_here))
     return found

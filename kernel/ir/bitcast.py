@@ -5,7 +5,7 @@ import tensorflow as tf
 _WORD = tf.int32
 
 
-def words_of(numbers: tf.Tensor) -> tf.Tensor:
+def to_int32(numbers: tf.Tensor) -> tf.Tensor:
     """The numbers along the last axis as words; narrow ones are filled up with zeros to whole words."""
     width, in_word = numbers.shape[-1], _WORD.size // numbers.dtype.size
     leading = tf.shape(numbers)[:-1]
@@ -15,8 +15,8 @@ def words_of(numbers: tf.Tensor) -> tf.Tensor:
     return _shaped(tf.bitcast(numbers, _WORD), leading, count(width, numbers.dtype))
 
 
-def numbers_of(words: tf.Tensor, dtype: tf.DType, width: int) -> tf.Tensor:
-    """The numbers, `width` of them along the last axis, that `words_of` has made words of."""
+def from_int32(words: tf.Tensor, dtype: tf.DType, width: int) -> tf.Tensor:
+    """The numbers, `width` of them along the last axis, that `to_int32` has made words of."""
     leading = tf.shape(words)[:-1]
     if dtype.size > _WORD.size:
         words = _shaped(words, leading, width, dtype.size // _WORD.size)

@@ -88,7 +88,7 @@ def _with_graph(program: Program, divided: ServerPlans, graph: GraphView) -> Pro
     if program.num_local_replicas > 1:
         graph = without_idle_copies(program, graph)
     # In the place of what a server computes, its answer is fetched, which need not wait for all that the op waits for.
-    answered = (op for op in map(op_of, program.fetches) if captured_name(op) in divided.moved)
+    answered = (op for op in map(op_of, program.fetches) if captured_name(op) in divided.server_ops)
     run_ops = dict.fromkeys(op for op in (*program.run_ops, *answered) if op in graph.nodes)
     return replace(program, graph=graph, run_ops=tuple(run_ops))
 
@@ -218,10 +218,10 @@ def _follow(edits: Edits, enqueue: str, dequeue: str, previous: str | None) -> s
 def _waited_for(program: Program, divided: ServerPlans, plan: ServerPlan, exchange: Exchange) -> Iterator[str]:
     """The ops that the message waits for: those of the captured graph, and the kernel's own ones before the update."""
     captured = program.analysis.captured
-    counted = plan.counted if plan.worker == program.topology.worker else frozenset()
-    for op in sorted(awaited(captured, exchange, divided, counted)):
+    mirrored_ops = plan.mirrored_ops if plan.worker == program.topology.worker else frozenset()
+    for op in sorted(awaited(captured, exchange, divided, mirrored_ops)):
         yield from program.copies(op)
-    for op in sorted((divided.moved | counted) & exchange.ops):
+    for op in sorted((divided.server_ops | mirrored_ops) & exchange.ops):
         for copy_ in program.copies(op):
             for name in program.graph.nodes[copy_].input:
                 if name.startswith("^") and captured_name(name[1:]) not in captured.nodes:

@@ -12,7 +12,7 @@ from autodist_py.kernel.runner import Contract
 class Order:
     """Collectives are issued as the schedule lists their events, on every worker.
 
-    Ensures: each waits for those before it, but for one that may be under way with it (`Program.successions`). Those
+    Ensures: each waits for those before it, but for one that may be under way with it (`Program.issue_order`). Those
         that workers find by name need no order, but are ops to run: TensorFlow might leave one out on one worker alone,
         where nothing needs its result.
 
@@ -31,7 +31,7 @@ class Order:
         collectives = program.schedule.in_order(program.lowered.collectives)
         ordered = replace(program, lowered=replace(program.lowered, collectives=collectives))
         edits = Edits()
-        for earlier, later in ordered.successions():
+        for earlier, later in ordered.issue_order():
             for op in later.ops:
                 for dependency in earlier.ops:
                     edits.add_control(op, dependency)

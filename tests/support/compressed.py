@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from autodist_py import AutoDist
 from autodist_py.strategy_builders.base import StrategyBuilder
-from autodist_py.strategy_builders.parameter_server import Serving
+from autodist_py.strategy_builders.parameter_server import ServerOptions
 from tests.support.compressor_models import halved, model_of
 
 RNG = np.random.default_rng(5)
@@ -17,7 +17,7 @@ SHAPES = {"matrix": (12, 10), "vector": (20,), "kernel": (2, 3, 4, 6)}
 
 
 def train(builder: StrategyBuilder, dtype: str, width: int) -> dict[str, np.ndarray]:
-    served = isinstance(builder, Serving)
+    served = isinstance(builder, ServerOptions)
     weights = tf.Variable(np.linspace(-1, 1, 20), name="weights")
     table = tf.Variable(np.arange(5.0 * width).reshape(5, width) / 7, name="table")
     before = {"weights": weights.numpy(), "table": table.numpy()}
@@ -82,7 +82,7 @@ def make(builder: StrategyBuilder) -> tuple[AutoDist, dict[str, tf.Variable], An
 
 def by_model(builder: StrategyBuilder, compressor: str, steps: int, replicas: tuple[int, ...]) -> dict[str, np.ndarray]:
     autodist, weights, step = make(builder)
-    served = isinstance(builder, Serving)
+    served = isinstance(builder, ServerOptions)
     models = {name: model_of(compressor, name, shape, served=served) for name, shape in SHAPES.items()}
     expected = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     # Examples are shared out evenly among replicas, the first ones of which have those that are left.

@@ -139,16 +139,7 @@ def data() -> GraphItem:
     with tf.Graph().as_default() as graph:
         iterator, w = placeholder("iterator", dtype=tf.resource), handle("w")
         (x,) = raw.IteratorGetNext(iterator=iterator, output_types=[tf.float64], output_shapes=[[None]], name="next")
-        mean = raw.Mean(input=x, axis=tf.constant(0, name="rows"), name="mean")
-        gradient = raw.Identity(input=mean, name="gradient/w")
-        raw.AssignSubVariableOp(resource=w, value=gradient, name="update")
-        return captured(
-            graph,
-            variables=[Variable("w", "float64", (), update_ops=("update",))],
-            gradients=[Gradient("w", ("gradient/w:0",))],
-            inputs=[Input("iterator", "resource", (), batched=False, kind="state")],
-            run_ops=["update"],
-        )
+        return less_the_mean(graph, w, x, Input("iterator", "resource", (), batched=False, kind="state"))
 
 
 def table() -> GraphItem:

@@ -15,7 +15,7 @@ _STEP_DIGITS = 19
 
 
 @dataclass(slots=True, eq=False)
-class Round:
+class OpenExchange:
     """One exchange: the values given so far, and who has been answered, or has given up.
 
     Its workers wait for the values of the `needed` ones: of all workers (`everyone`), or of the chief.
@@ -41,12 +41,12 @@ class Exchanges:
 
     def __init__(self, num_workers: int) -> None:
         self._everyone = frozenset(range(num_workers))
-        self._rounds: dict[str, deque[Round]] = {}
+        self._open: dict[str, deque[OpenExchange]] = {}
 
-    def __iter__(self) -> Iterator[Round]:
-        return (current for rounds in self._rounds.values() for current in rounds)
+    def __iter__(self) -> Iterator[OpenExchange]:
+        return (current for open_ones in self._open.values() for current in open_ones)
 
-    def give(self, rank: int, key: str, value: bytes, *, everyone: bool) -> Round:
+    def give(self, rank: int, key: str, value: bytes, *, everyone: bool) -> OpenExchange:
         """A worker gives its value; the n-th ones with a key belong together.
 
         Raises:
@@ -54,13 +54,13 @@ class Exchanges:
         """
         if key.startswith(LEAVING) and not (value.isdigit() and len(value) <= _STEP_DIGITS):
             raise ClusterError(f"{key!r} is told the number of a worker's last step; got {reprlib.repr(value)}.")
-        rounds = self._rounds.setdefault(key, deque())
-        for current in rounds:
+        open_ones = self._open.setdefault(key, deque())
+        for current in open_ones:
             if rank not in current.values:
                 break
         else:
-            current = Round(key, everyone, self._everyone if everyone else frozenset({_CHIEF}))
-            rounds.append(current)
+            current = OpenExchange(key, everyone, self._everyone if everyone else frozenset({_CHIEF}))
+            open_ones.append(current)
         if current.everyone != everyone:
             raise ClusterError(
                 f"all workers use {key!r} for the same kind of exchange; worker {rank} uses it for another."
@@ -68,7 +68,7 @@ class Exchanges:
         current.values[rank] = value
         return current
 
-    def end(self, rank: int, current: Round, gone: Collection[int]) -> None:
+    def end(self, rank: int, current: OpenExchange, gone: Collection[int]) -> None:
         """A worker waits no more: it has been answered, or has given up. Its value stays, for who comes later."""
         current.ended.add(rank)
         self._forget(current, gone)
@@ -78,12 +78,12 @@ class Exchanges:
         for current in list(self):
             self._forget(current, gone)
 
-    def _forget(self, current: Round, gone: Collection[int]) -> None:
-        rounds = self._rounds.get(current.key)
-        if rounds is not None and current in rounds and self._everyone <= current.ended.union(gone):
-            rounds.remove(current)
-            if not rounds:
-                del self._rounds[current.key]
+    def _forget(self, current: OpenExchange, gone: Collection[int]) -> None:
+        open_ones = self._open.get(current.key)
+        if open_ones is not None and current in open_ones and self._everyone <= current.ended.union(gone):
+            open_ones.remove(current)
+            if not open_ones:
+                del self._open[current.key]
 
     def leaving(self, lost: Collection[int], *, but: str = "") -> dict[int, int]:
         """The workers that wait for all others to end, at another key than `but`, and the last step of each."""

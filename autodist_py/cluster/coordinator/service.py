@@ -188,9 +188,9 @@ class _Service(pb_grpc.CoordinatorServicer):  # type: ignore[misc, unused-ignore
         with _errors_as_status(context):
             _require_sound(request)
             waits = StepStatus(request.step_together, request.limit_seconds, request.waits_in, request.stopped_in)
-            pulse = self._coordinator.heartbeat(request.rank, request.step, waits, caller=context)
+            reply = self._coordinator.heartbeat(request.rank, request.step, waits, caller=context)
         return pb.HeartbeatReply(
-            cause=pulse.cause or "", finished=pulse.finished, lost=pulse.lost, suspicion=pulse.suspicion or ""
+            cause=reply.cause or "", finished=reply.finished, lost=reply.lost, suspicion=reply.suspicion or ""
         )
 
     def Abort(self, request: pb.AbortRequest, context: grpc.ServicerContext) -> pb.AbortReply:

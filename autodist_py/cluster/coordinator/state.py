@@ -38,7 +38,7 @@ from autodist_py.cluster.coordinator.events import (
     Tick,
     Warn,
 )
-from autodist_py.cluster.coordinator.exchanges import Exchanges, Round
+from autodist_py.cluster.coordinator.exchanges import Exchanges, OpenExchange
 from autodist_py.cluster.coordinator.liveness import Liveness
 from autodist_py.cluster.coordinator.roster import CHIEF, Roster
 from autodist_py.cluster.coordinator.verdict import Verdict
@@ -62,7 +62,7 @@ class _Waiting:
 
     call: Call
     until: float = math.inf
-    round: Round | None = None
+    exchange: OpenExchange | None = None
 
 
 class RunState:
@@ -195,10 +195,10 @@ class RunState:
     def _end(self, ticket: int) -> None:
         """The call waits no more; its worker does not come back to its exchange."""
         waiting = self._waiting.pop(ticket, None)
-        if waiting is not None and waiting.round is not None:
-            self._exchanges.end(waiting.call.rank, waiting.round, self._verdict.ended)
+        if waiting is not None and waiting.exchange is not None:
+            self._exchanges.end(waiting.call.rank, waiting.exchange, self._verdict.ended)
 
-    def _wait(self, call: Call, seconds: float = math.inf, current: Round | None = None) -> None:
+    def _wait(self, call: Call, seconds: float = math.inf, current: OpenExchange | None = None) -> None:
         self._waiting[call.ticket] = _Waiting(call, self._now + seconds, current)
 
     def _join(self, event: Joined) -> None:
@@ -296,10 +296,10 @@ class RunState:
 
     def _gone(self, waiting: _Waiting) -> set[int]:
         """Those that a worker waits for in an exchange, and that have left, or wait elsewhere for all others to end."""
-        missing = set() if waiting.round is None else waiting.round.missing(self.lost)
-        if not missing or waiting.round is None:
+        missing = set() if waiting.exchange is None else waiting.exchange.missing(self.lost)
+        if not missing or waiting.exchange is None:
             return missing
-        return missing & (self._roster.left | self._exchanges.leaving(self.lost, but=waiting.round.key).keys())
+        return missing & (self._roster.left | self._exchanges.leaving(self.lost, but=waiting.exchange.key).keys())
 
     # -- Answers ------------------------------------------------------------------------------------------------------
 
@@ -347,11 +347,11 @@ class RunState:
         return Reply(call.ticket, Membership(run_id, seed, self._roster.servers))
 
     def _answer_exchange(self, call: Exchanged, waiting: _Waiting, *, is_due: bool) -> Reply | None:
-        if waiting.round is None:
+        if waiting.exchange is None:
             return None
-        missing = waiting.round.missing(self.lost)
+        missing = waiting.exchange.missing(self.lost)
         if not missing:
-            return Reply(call.ticket, waiting.round.answer())
+            return Reply(call.ticket, waiting.exchange.answer())
         if not is_due or self._gone(waiting):
             return None
         return Reply(

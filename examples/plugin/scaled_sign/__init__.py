@@ -11,7 +11,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist_py.kernel.compressors.codec import Dense, Slot, State, Wire, chosen
-from autodist_py.kernel.ir.bitcast import count, numbers_of, words_of
+from autodist_py.kernel.ir.bitcast import count, from_int32, to_int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class ScaledSign:
             wanted = gradient + state["error"]
             mean = tf.cast(tf.reduce_mean(tf.abs(wanted)), tf.float32)
             signs = tf.reshape(tf.cast(tf.sign(wanted), tf.int8), [-1])
-            words += [words_of(signs), words_of(tf.reshape(mean, [1]))]
+            words += [to_int32(signs), to_int32(tf.reshape(mean, [1]))]
             missing = wanted - tf.cast(mean, wanted.dtype) * tf.sign(wanted)
             after.append({"error": chosen(tf.math.is_finite(mean), missing, state["error"])})
         return tf.concat(words, axis=0), after
@@ -60,8 +60,8 @@ class ScaledSign:
         begin = 0
         for gradient in gradients:
             end = begin + count(gradient.elements, tf.int8)
-            signs = tf.cast(numbers_of(travelled[:, begin:end], tf.int8, gradient.elements), tf.float32)
-            total = tf.reduce_sum(signs * numbers_of(travelled[:, end : end + 1], tf.float32, 1), axis=0)
+            signs = tf.cast(from_int32(travelled[:, begin:end], tf.int8, gradient.elements), tf.float32)
+            total = tf.reduce_sum(signs * from_int32(travelled[:, end : end + 1], tf.float32, 1), axis=0)
             totals.append(tf.reshape(tf.cast(total, gradient.dtype), gradient.shape))
             begin = end + 1
         return totals, states

@@ -303,21 +303,21 @@ def test_the_cause_says_in_which_collective_another_was_stopped():
 
 def test_the_cause_does_not_wait_for_one_that_cannot_say_where_it_waits():
     run = waited_for()
-    pulses: list[HeartbeatReply] = []
-    took = until_failed(run, lambda: pulses.append(run.heartbeat(0, 8, StepStatus(8, 0.0, W))))
+    replies: list[HeartbeatReply] = []
+    took = until_failed(run, lambda: replies.append(run.heartbeat(0, 8, StepStatus(8, 0.0, W))))
 
     assert STOPPING <= took < STOPPING + 2 * HEARTBEAT
-    assert [pulse.suspicion is None for pulse in pulses] == [False, *[True] * (len(pulses) - 1)]
-    assert pulses[-1].cause == f"{pulses[0].suspicion}, {AT_LAST.format(0, ADDRESSES[0])}"
+    assert [reply.suspicion is None for reply in replies] == [False, *[True] * (len(replies) - 1)]
+    assert replies[-1].cause == f"{replies[0].suspicion}, {AT_LAST.format(0, ADDRESSES[0])}"
 
 
 def test_the_cause_is_told_at_once_when_nobody_turns_out_to_wait():
     run = waited_for()
     begun = run.now
-    pulses = [run.heartbeat(0, 8, StepStatus(8)) for _ in range(2)]
+    replies = [run.heartbeat(0, 8, StepStatus(8)) for _ in range(2)]
 
     assert run.now == begun
-    assert pulses[1].cause == pulses[0].suspicion
+    assert replies[1].cause == replies[0].suspicion
 
 
 def test_who_begins_a_step_after_its_last_report_is_still_asked_where_it_waits():

@@ -88,10 +88,12 @@ UPDATE = ("read = Const()", "before = Const()", "update = Neg(read, ^before)", "
 
 
 @pytest.mark.parametrize(
-    ("stays", "found"), [({"before", "after"}, {"read", "before"}), ({"after"}, {"read"})], ids=["own", "a server's"]
+    ("worker_ops", "found"),
+    [({"before", "after"}, {"read", "before"}), ({"after"}, {"read"})],
+    ids=["own", "a server's"],
 )
-def test_a_message_waits_for_reads_and_for_what_the_workers_own_ops_do_before_the_update(stays, found):
-    plans = ServerPlans((), frozenset({"update"}), frozenset(stays), frozenset())
+def test_a_message_waits_for_reads_and_for_what_the_workers_own_ops_do_before_the_update(worker_ops, found):
+    plans = ServerPlans((), frozenset({"update"}), frozenset(worker_ops), frozenset())
     one = exchange(ops=frozenset({"update"}), read_before=frozenset({"read"}))
     assert awaited(GraphView(parsed(*UPDATE)), one, plans, frozenset()) == found
 
@@ -108,6 +110,6 @@ def test_what_a_server_counts_waits_on_the_servers_own_worker_too():
     plans = ServerPlans((plan,), frozenset(), frozenset({"read", "before", "after"}), frozenset())
     counted = exchange(ops=frozenset({"update"}), gives=("before",))
     assert awaited(GraphView(parsed(*UPDATE)), counted, plans, frozenset()) == set()
-    assert awaited(GraphView(parsed(*UPDATE)), counted, plans, plan.counted) == {"before"}
+    assert awaited(GraphView(parsed(*UPDATE)), counted, plans, plan.mirrored_ops) == {"before"}
     assert waits(chain(*UPDATE), [counted], plans).cycle == (0,)
     assert waits(chain(*UPDATE), [replace(counted, gives=())], plans).cycle == ()

@@ -24,7 +24,7 @@ def test_a_server_runs_the_update_and_copies_of_what_it_is_computed_from():
     assert closure == Closure(
         ops=frozenset({"rate", "step", "update"}),
         values=frozenset(),
-        counted=frozenset(),
+        mirrored_ops=frozenset(),
         given=frozenset({"gradient/w"}),
     )
 
@@ -42,5 +42,5 @@ def test_a_server_holds_the_variables_of_its_side_alone(sides, held):
 )
 def test_a_server_waits_for_what_reads_its_variable_late_and_before_the_write(late, before):
     program, division = divided(kernel_programs.two_stages(), 0, 1)
-    reads = Reads.of(program, division, Holding.of(division, 0), counted=(), late=late)
+    reads = Reads.of(program, division, Holding.of(division, 0), mirrored_ops=(), late=late)
     assert (reads.before, reads.recounted) == (before, {})

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist_py.kernel.ir.bitcast import count, numbers_of, words_of
+from autodist_py.kernel.ir.bitcast import count, from_int32, to_int32
 
 TYPES = (tf.int8, tf.uint8, tf.float16, tf.bfloat16, tf.int32, tf.float32, tf.int64, tf.float64, tf.complex128)
 
@@ -12,10 +12,10 @@ TYPES = (tf.int8, tf.uint8, tf.float16, tf.bfloat16, tf.int32, tf.float32, tf.in
 def there_and_back(numbers: tf.Tensor, spec: tf.TensorSpec) -> tuple[tf.Tensor, tf.Tensor]:
     @tf.function(input_signature=[spec])
     def both(given: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        words = words_of(given)
+        words = to_int32(given)
         width = spec.shape[-1]
         assert words.shape[-1] == count(width, spec.dtype), "known before it runs"
-        back = numbers_of(words, spec.dtype, width)
+        back = from_int32(words, spec.dtype, width)
         assert back.shape.as_list() == spec.shape.as_list()
         return words, back
 

@@ -32,7 +32,7 @@ IN_TURNS = (
     "system",
     "tools",
 )
-"""Folders of tests that take long: of their modules every third case is run, unless they are marked otherwise."""
+"""Folders of tests that take long: of their modules every fourth case is run, unless they are marked otherwise."""
 TESTS = Path(__file__).parent
 TURN = int(os.environ.get("CORPUS_TURN", "0"))
 
@@ -62,7 +62,7 @@ def mark_turns(items: list[pytest.Item]) -> None:
     """Each case of a test is run on n of its clusters, in turns, as `on(n)` says, or on one; on the others it is slow.
 
     The next case begins with the next cluster, and so does the next commit (`CORPUS_TURN`). Of a module that is marked
-    `turns(n)` every n-th case, and every n-th other test, is run, from another one on for each commit; n is 3 in the
+    `turns(n)` every n-th case, and every n-th other test, is run, from another one on for each commit; n is 4 in the
     folders `IN_TURNS`.
     """
     of_modules: dict[Path, list[pytest.Item]] = defaultdict(list)
@@ -92,7 +92,7 @@ def turns_of(item: pytest.Item) -> int:
     marker = item.get_closest_marker("turns")
     if marker:
         return int(marker.args[0])
-    return 3 if any(item.path.is_relative_to(TESTS / folder) for folder in IN_TURNS) else 1
+    return 4 if any(item.path.is_relative_to(TESTS / folder) for folder in IN_TURNS) else 1
 
 
 def parameters_of(item: pytest.Item) -> dict[str, Any]:

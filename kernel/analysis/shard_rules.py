@@ -79,13 +79,22 @@ ELEMENT_WISE = frozenset(
 _PASSES_ON = frozenset({"Identity", "Cast"})
 _AXIS_MASKS = ("new_axis_mask", "ellipsis_mask")
 
+
+def _sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The sum of `parts` in their order: workers compute it, each for itself, and must have the same to the last bit.
+
+    `tf.add_n` of three or more begins with the one whose buffer it may use, which is not the same in every step.
+    """
+    return tf.reduce_sum(tf.stack(parts), axis=0)
+
+
 REDUCTIONS: dict[str, Callable[[Sequence[tf.Tensor]], tf.Tensor]] = {
     "All": lambda parts: tf.reduce_all(tf.stack(parts), axis=0),
     "Any": lambda parts: tf.reduce_any(tf.stack(parts), axis=0),
-    "L2Loss": tf.add_n,
+    "L2Loss": _sum,
     "Max": lambda parts: tf.reduce_max(tf.stack(parts), axis=0),
     "Min": lambda parts: tf.reduce_min(tf.stack(parts), axis=0),
-    "Sum": tf.add_n,
+    "Sum": _sum,
 }
 """Op types that make one number of a whole tensor, and how those of its shards are combined to it."""
 

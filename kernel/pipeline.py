@@ -26,7 +26,7 @@ from autodist_py.kernel.passes.unbranch import Unbranch
 from autodist_py.kernel.program import Channel, Lowered, Options, Program, ServerProgram, Shards
 from autodist_py.kernel.runner import AddedPass, Observer, Pass, run_passes, with_added
 from autodist_py.kernel.topology import Topology
-from autodist_py.proto.graph_item import GraphItem
+from autodist_py.proto.graph_item import GraphItem, Input
 from autodist_py.proto.strategy import Strategy
 from autodist_py.proto.synchronizers import Consistency
 
@@ -61,11 +61,13 @@ class CompiledProgram:
     """What one worker runs each step.
 
     Attributes:
-        item: what was captured; its inputs stand in the graph under their own names.
+        item: what was captured.
+        feeds: the graph's ops that are fed in each step, each with the input that it is of: under the input's own name,
+            or for a part, on each local replica, in order.
         topology: where it runs.
         consistency: how far apart workers may be.
         graph: the rewritten graph.
-        fetches: for each of the item's outputs, the tensor to fetch.
+        fetches: for each of the item's outputs, the tensor to fetch, or those of all local replicas.
         run_ops: ops to run beside.
         variables: the graph's variable handles; of shards, and on further replicas, those that are used.
         shards: the variables that are cut, whose shards are among `variables`.
@@ -83,6 +85,7 @@ class CompiledProgram:
     """
 
     item: GraphItem
+    feeds: tuple[tuple[str, Input], ...]
     topology: Topology
     consistency: Consistency
     graph: GraphView
@@ -172,6 +175,7 @@ def compile(
         lowered = program.lowered
         return CompiledProgram(
             item=item,
+            feeds=tuple(_feeds(program)),
             topology=program.topology,
             consistency=strategy.consistency,
             graph=program.graph,
@@ -190,6 +194,14 @@ def compile(
             collectives=lowered.collectives,
             next_instance_key=lowered.next_instance_key,
         )
+
+
+def _feeds(program: Program) -> Iterator[tuple[str, Input]]:
+    for source in program.item.inputs:
+        if source.kind == "feed":
+            yield source.name, source
+        elif source.kind == "part":
+            yield from ((name, source) for name in program.copies(source.name))
 
 
 def _bound(program: Program) -> Iterator[BoundVariable]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import islice
 
 from autodist_py.kernel.events import Collective, Schedule
 from autodist_py.kernel.ir.dataflow import Analysis, analyse
@@ -12,7 +13,7 @@ from autodist_py.kernel.ir.message_layout import MessageLayout
 from autodist_py.kernel.ir.names import on_replica, op_of
 from autodist_py.kernel.ir.state import CompressorState
 from autodist_py.kernel.topology import Topology
-from autodist_py.proto.graph_item import GraphItem
+from autodist_py.proto.graph_item import GraphItem, Output
 from autodist_py.proto.strategy import Strategy, shard_name
 
 UNDER_WAY = 2
@@ -51,6 +52,9 @@ class Options:
         channel: what the names of the program's queues begin with: the same on every worker, and of no other program.
         examples: how many the chief is given in the step that the program is compiled for: the same on every worker;
             None: not known.
+        keeps_copies: whether further replicas' variables are the user's own, and keep their values from step to step;
+            else each step begins with the first replica's.
+        folds_seeds: whether each replica draws numbers of its own where the program gives a seed.
     """
 
     batch: str = "global"
@@ -61,6 +65,8 @@ class Options:
     first_instance_key: int = 1
     channel: str = "channel"
     examples: int | None = None
+    keeps_copies: bool = False
+    folds_seeds: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +248,8 @@ class Program:
         topology: the replicas, and which worker this is.
         options: what the user chose beside the strategy.
         graph: the graph as rewritten so far; passes make a new one, they never edit it.
-        fetches: for each of the item's outputs, the tensor that now stands for it.
+        fetches: for each of the item's outputs, the tensor that now stands for it; for one that is `per_replica`, once
+            replicated, those of all local replicas.
         run_ops: ops to run each step beside the fetches.
         cuts: which variables are cut into shards.
         replication: what this worker's replicas share.
@@ -305,6 +312,14 @@ class Program:
         """The variables that live on a server, and whose new values the step brings to this worker."""
         plans = self.schedule.servers.plans if self.schedule.servers and not self.serves_itself else ()
         return frozenset(handle for plan in plans for exchange in plan.exchanges for handle in exchange.refreshed)
+
+    def fetched(self) -> Iterator[tuple[Output, tuple[str, ...]]]:
+        """Each of the item's outputs with the tensors that stand for it."""
+        left = iter(self.fetches)
+        is_replicated = Invariant.CAPTURED not in self.holds
+        for output in self.item.outputs:
+            count = self.num_local_replicas if output.per_replica and is_replicated else 1
+            yield output, tuple(islice(left, count))
 
     def issue_order(self) -> Iterator[tuple[Collective, Collective]]:
         """Of two collectives each, the one that has to be done before the other is issued.

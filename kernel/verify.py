@@ -257,6 +257,8 @@ def _check_written(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None:
         for writer in wanted.intersection(writers):
             copies = [name for name in program.copies(writer) if name in nodes]
             own = [name for name in copies if nodes[name].op == captured.nodes[writer].op]
+            if program.options.keeps_copies:
+                _require_written_on_each(program, writer, copies, runs)
             here = sum(replica_of(name) == 0 for name in own) if home is None else 0
             times = served[writer] + here
             if times != (home in (None, worker)):
@@ -272,6 +274,16 @@ def _check_written(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None:
                     + neighbourhood(program.graph, nodes[idle[0]])
                 )
     _require_assigned(program, {handle for handle in program.refreshed if wanted.intersection(writes[handle])}, runs)
+
+
+def _require_written_on_each(program: Program, writer: str, copies: Sequence[str], runs: Collection[str]) -> None:
+    """Each replica's own variable is written in each step, as none begins with the first replica's value."""
+    written = [name for name in copies if name in runs]
+    if len(written) != program.num_local_replicas:
+        raise InvalidGraphError(
+            f"'{writer}' writes a variable of which each replica keeps its own; of {program.num_local_replicas} "
+            f"replicas {len(written)} do: {', '.join(written) or 'none'}"
+        )
 
 
 def _runs_no_less(program: Program, before: Program, changed: Sequence[tf.compat.v1.NodeDef]) -> bool:

@@ -22,11 +22,12 @@ from autodist_py.proto.errors import GraphItemError
 from autodist_py.proto.text import count, known_names, short, table
 
 AGGREGATIONS = ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
-INPUT_KINDS = ("feed", "state")
+INPUT_KINDS = ("feed", "state", "part")
 LOSS_REDUCTIONS = ("mean", "sum")
+GRADIENT_REDUCTIONS = ("", *LOSS_REDUCTIONS, "add")
 OUTPUT_REDUCTIONS = ("", *LOSS_REDUCTIONS, "rows", "same")
 INDICES = ("", "distinct", "same")
-STATISTIC_REDUCTIONS = ("sum", "mean", "rows", "share", "same", "part")
+STATISTIC_REDUCTIONS = ("sum", "mean", "add", "rows", "share", "same", "part")
 
 GRAPH_DEF_URL = "type.googleapis.com/tensorflow.GraphDef"
 VARIABLE_DEF_URL = "type.googleapis.com/tensorflow.VariableDef"
@@ -38,7 +39,10 @@ _MOST_AXES, _MOST_ELEMENTS = 254, 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A captured variable; `definition` is its serialized tensorflow.VariableDef, if it has one."""
+    """A captured variable; `definition` is its serialized tensorflow.VariableDef, if it has one.
+
+    Of one that is `per_replica` each replica has its own value. It is never combined, and need not be equal.
+    """
 
     name: str
     dtype: str
@@ -47,6 +51,7 @@ class Variable:
     aggregation: str = "NONE"
     update_ops: tuple[str, ...] = ()
     definition: bytes = b""
+    per_replica: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, error=GraphItemError)
@@ -73,7 +78,8 @@ class Variable:
 class Gradient:
     """The raw gradient of a variable: one tensor name (dense), or indices, values and dense shape (sparse).
 
-    `reduction` is how the loss that it is of combines examples, "mean" or "sum"; "": not known.
+    `reduction` is how the loss that it is of combines examples, "mean" or "sum"; "": not known. "add": it is not of
+    examples; replicas' values are added up, each as it is, as `tf.distribute.ReduceOp.SUM` does.
     `indices` says what the indices of a sparse one are for the whole batch: "", the replicas' one after the other;
     "distinct", likewise, but each once; "same", those of each replica, so values are added up. Of the last, `rows` is
     how many there are; None: that depends on the batch.
@@ -98,14 +104,14 @@ class Gradient:
             )
         require_member(
             self.reduction,
-            ("", *LOSS_REDUCTIONS),
+            GRADIENT_REDUCTIONS,
             f"reduction of the gradient of {self.variable!r}",
             error=GraphItemError,
         )
-        if self.in_parts and self.reduction == "sum":
+        if self.in_parts and self.reduction in ("sum", "add"):
             raise GraphItemError(
-                f"what a replica computes of a sum is its part already; the gradient of variable {self.variable!r} is "
-                "of a sum, and in_parts"
+                f"what a replica computes of a sum is its part already; the gradient of variable {self.variable!r} has "
+                f"the reduction {self.reduction!r}, and is in_parts"
             )
         if len(self.tensors) not in (1, 3) or not all(self.tensors):
             raise GraphItemError(
@@ -128,6 +134,7 @@ class Gradient:
 class Input:
     """A placeholder op: fed with each step's data (`feed`), or with read-only state (`state`).
 
+    A `part` is data of which each local replica is fed its own value; only their types and shapes are alike.
     The shape is None where the rank is unknown. A batched input's first dimension counts examples.
     """
 
@@ -141,6 +148,10 @@ class Input:
         check_fields(self, error=GraphItemError)
         _require_name(self.name, "an input's name")
         require_member(self.kind, INPUT_KINDS, f"kind of input {self.name!r}", error=GraphItemError)
+        if self.batched and self.kind == "part":
+            raise GraphItemError(
+                f"input {self.name!r} is each replica's own part, which is not split; got batched=True"
+            )
         if self.batched and self.shape == ():
             raise GraphItemError(f"input {self.name!r} is batched, so it needs a first dimension; it is a scalar")
 
@@ -150,18 +161,23 @@ class Output:
     """A tensor that a step returns, such as `loss:0`; the shape is None where the rank is unknown.
 
     `reduction` is what it does with examples: "mean" or "sum"; "rows", it has one for each; "same", it does not depend
-    on a replica's own ones; "": not known.
+    on a replica's own ones; "": not known. One that is `per_replica` has a value for each local replica.
     """
 
     tensor: str
     dtype: str
     shape: tuple[int | None, ...] | None
     reduction: str = ""
+    per_replica: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, error=GraphItemError)
         _require_name(self.tensor, "an output's tensor name")
         require_member(self.reduction, OUTPUT_REDUCTIONS, f"reduction of output {self.tensor!r}", error=GraphItemError)
+        if self.per_replica and self.reduction:
+            raise GraphItemError(
+                f"output {self.tensor!r} is per_replica, so it is not combined; got reduction {self.reduction!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +185,8 @@ class Statistic:
     """A value computed from a replica's own examples that is combined over replicas before it is used.
 
     It is used by a write (a metric, a moving average), or as a normalizer of the loss. `tensor` passes it on: the
-    result of an op of its own. `reduction` is "sum", "mean" (weighted by examples), "rows" (one after the other),
+    result of an op of its own. `reduction` is "sum", "mean" (weighted by examples), "add" (replicas' values added up,
+    whatever examples they have), "rows" (one after the other),
     "share" (the sum, times the replica's share of the examples), "same" (equal already, as the number of features
     is), or "part" (the replica's own value, times its share; not combined: see `Gradient.in_parts`). Of the shape, only
     the first dimension of rows, and those of "same", may be unknown.
@@ -288,11 +305,14 @@ class GraphItem:
         return self._gradients_of.get(name, ())
 
     def reduction_of(self, gradient: Gradient) -> str:
-        """How the gradient's loss combines examples, "mean" or "sum"."""
+        """How the gradient's loss combines examples, "mean" or "sum"; or "add"."""
         return gradient.reduction or self.loss_reduction
 
     def weighting_of(self, gradient: Gradient) -> str:
-        """How replicas' gradients are added: "mean", each times its share; "sum", or "parts" of a mean, as they are."""
+        """How replicas' gradients are added: "mean", each times its share; "sum", or "parts" of a mean, as they are.
+
+        "add": as they are, also those of replicas without examples.
+        """
         return "parts" if gradient.in_parts else self.reduction_of(gradient)
 
     def to_proto(self) -> pb.GraphItem:
@@ -321,6 +341,7 @@ class GraphItem:
                 trainable=variable.trainable,
                 aggregation=variable.aggregation,
                 update_ops=variable.update_ops,
+                per_replica=variable.per_replica,
             )
             for variable in self.variables
         )
@@ -343,7 +364,11 @@ class GraphItem:
         )
         message.outputs.extend(
             pb.GraphItem.Output(
-                tensor=one.tensor, dtype=one.dtype, shape=_shape_to_proto(one.shape), reduction=one.reduction
+                tensor=one.tensor,
+                dtype=one.dtype,
+                shape=_shape_to_proto(one.shape),
+                reduction=one.reduction,
+                per_replica=one.per_replica,
             )
             for one in self.outputs
         )
@@ -394,6 +419,7 @@ class GraphItem:
                     aggregation=one.aggregation,
                     update_ops=tuple(one.update_ops),
                     definition=definition.value,
+                    per_replica=one.per_replica,
                 )
                 for one, definition in zip(message.variables, definitions, strict=True)
             ),
@@ -401,7 +427,9 @@ class GraphItem:
             inputs=tuple(
                 Input(one.name, one.dtype, _shape_of(one), batched=one.batched, kind=one.kind) for one in message.inputs
             ),
-            outputs=tuple(Output(one.tensor, one.dtype, _shape_of(one), one.reduction) for one in message.outputs),
+            outputs=tuple(
+                Output(one.tensor, one.dtype, _shape_of(one), one.reduction, one.per_replica) for one in message.outputs
+            ),
             run_ops=tuple(message.run_ops),
             loss_reduction=message.loss_reduction,
             table_initializers=tuple(message.info.table_initializers),
@@ -435,7 +463,7 @@ class GraphItem:
             table(
                 ("variable", "dtype", "shape", "gradient", "aggregation"),
                 (
-                    (one.name, one.dtype, _shape_text(one.shape), _kind_text(gradients.get(one.name)), one.aggregation)
+                    (one.name, one.dtype, _shape_text(one.shape), _kind_text(gradients.get(one.name)), _held(one))
                     for one in self.variables
                 ),
             ),
@@ -448,7 +476,10 @@ class GraphItem:
             ),
             table(
                 ("output", "dtype", "shape", "over examples"),
-                ((one.tensor, one.dtype, _shape_text(one.shape), one.reduction) for one in self.outputs),
+                (
+                    (one.tensor, one.dtype, _shape_text(one.shape), "per replica" if one.per_replica else one.reduction)
+                    for one in self.outputs
+                ),
             ),
             table(
                 ("statistic", "dtype", "shape", "combined by"),
@@ -485,7 +516,13 @@ def _kind_text(gradient: Gradient | None) -> str:
     if gradient is None:
         return ""
     kind = "sparse" if gradient.is_sparse else "dense"
+    if gradient.reduction == "add":
+        return f"{kind}, added up"
     return f"{kind}, of a {gradient.reduction}" if gradient.reduction else kind
+
+
+def _held(variable: Variable) -> str:
+    return f"{variable.aggregation}, per replica" if variable.per_replica else variable.aggregation
 
 
 def _require_name(name: str, what: str) -> None:

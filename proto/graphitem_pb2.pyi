@@ -26,20 +26,22 @@ class GraphItem(_message.Message):
         savers: _containers.RepeatedCompositeFieldContainer[_any_pb2.Any]
         def __init__(self, variables: _Optional[_Iterable[_Union[_any_pb2.Any, _Mapping]]] = ..., table_initializers: _Optional[_Iterable[str]] = ..., savers: _Optional[_Iterable[_Union[_any_pb2.Any, _Mapping]]] = ...) -> None: ...
     class VariableInfo(_message.Message):
-        __slots__ = ("name", "dtype", "shape", "trainable", "aggregation", "update_ops")
+        __slots__ = ("name", "dtype", "shape", "trainable", "aggregation", "update_ops", "per_replica")
         NAME_FIELD_NUMBER: _ClassVar[int]
         DTYPE_FIELD_NUMBER: _ClassVar[int]
         SHAPE_FIELD_NUMBER: _ClassVar[int]
         TRAINABLE_FIELD_NUMBER: _ClassVar[int]
         AGGREGATION_FIELD_NUMBER: _ClassVar[int]
         UPDATE_OPS_FIELD_NUMBER: _ClassVar[int]
+        PER_REPLICA_FIELD_NUMBER: _ClassVar[int]
         name: str
         dtype: str
         shape: _containers.RepeatedScalarFieldContainer[int]
         trainable: bool
         aggregation: str
         update_ops: _containers.RepeatedScalarFieldContainer[str]
-        def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., trainable: _Optional[bool] = ..., aggregation: _Optional[str] = ..., update_ops: _Optional[_Iterable[str]] = ...) -> None: ...
+        per_replica: bool
+        def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., trainable: _Optional[bool] = ..., aggregation: _Optional[str] = ..., update_ops: _Optional[_Iterable[str]] = ..., per_replica: _Optional[bool] = ...) -> None: ...
     class Gradient(_message.Message):
         __slots__ = ("variable", "tensors", "reduction", "indices", "rows", "in_parts")
         VARIABLE_FIELD_NUMBER: _ClassVar[int]
@@ -79,16 +81,18 @@ class GraphItem(_message.Message):
         kind: str
         def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Union[GraphItem.Shape, _Mapping]] = ..., batched: _Optional[bool] = ..., kind: _Optional[str] = ...) -> None: ...
     class Output(_message.Message):
-        __slots__ = ("tensor", "dtype", "shape", "reduction")
+        __slots__ = ("tensor", "dtype", "shape", "reduction", "per_replica")
         TENSOR_FIELD_NUMBER: _ClassVar[int]
         DTYPE_FIELD_NUMBER: _ClassVar[int]
         SHAPE_FIELD_NUMBER: _ClassVar[int]
         REDUCTION_FIELD_NUMBER: _ClassVar[int]
+        PER_REPLICA_FIELD_NUMBER: _ClassVar[int]
         tensor: str
         dtype: str
         shape: GraphItem.Shape
         reduction: str
-        def __init__(self, tensor: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Union[GraphItem.Shape, _Mapping]] = ..., reduction: _Optional[str] = ...) -> None: ...
+        per_replica: bool
+        def __init__(self, tensor: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Union[GraphItem.Shape, _Mapping]] = ..., reduction: _Optional[str] = ..., per_replica: _Optional[bool] = ...) -> None: ...
     class Statistic(_message.Message):
         __slots__ = ("tensor", "dtype", "shape", "reduction")
         TENSOR_FIELD_NUMBER: _ClassVar[int]

@@ -43,15 +43,11 @@ class Executor:
             for bound in program.variables
             if (bound.variable, bound.replica) in variables
         }
-        feeds = [
-            TensorSpec(source.name, tf.as_dtype(source.dtype), source.shape)
-            for source in program.item.inputs
-            if source.kind == "feed"
-        ]
+        feeds = [TensorSpec(name, tf.as_dtype(source.dtype), source.shape) for name, source in program.feeds]
         self._run = self._function(name, program.graph, feeds, program.fetches, program.run_ops)
 
     def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
-        """One step: a value for each of the item's outputs, from a tensor for each of its inputs of kind "feed"."""
+        """One step: a value for each of the program's fetches, from a tensor for each of the program's feeds."""
         return self._run(feeds)
 
     def server_function(self, function: ServerFunction) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:

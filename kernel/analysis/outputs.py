@@ -11,11 +11,11 @@ from autodist_py.proto.graph_item import Output
 
 
 def differing(program: Program) -> Iterator[Output]:
-    """The outputs that depend on a replica's own examples."""
-    once = standing_once(program.analysis.captured)
+    """The outputs that depend on a replica's own examples, and are combined."""
+    once = standing_once(program.item, program.analysis.captured)
     for output in program.item.outputs:
         op = op_of(output.tensor)
-        if op in program.analysis.varying and op not in once:
+        if op in program.analysis.varying and op not in once and not output.per_replica:
             yield output
 
 

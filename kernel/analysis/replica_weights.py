@@ -25,14 +25,14 @@ def replica_weights(program: Program, batch: Sequence[tf.Tensor], reduction: str
         program: says how many replicas there are.
         batch: the tensors that `batch_specs` asked for.
         reduction: "mean": the replica's share of the step's examples; "sum", and "parts" of a mean: 1, and 0 for a
-            replica without examples.
+            replica without examples; "add": 1.
 
     Returns:
         The weights. Where nothing is batched, the replicas that compute the same count for one together.
     """
+    if reduction == "add" or (reduction == "parts" and not batch):
+        return [tf.ones([], tf.float64)] * program.num_local_replicas
     if not batch:
-        if reduction == "parts":
-            return [tf.ones([], tf.float64)] * program.num_local_replicas
         alike = program.topology.num_replicas
         if reduction == "sum" and program.options.batch == "local":
             alike = program.num_local_replicas  # Each worker has its own part.

@@ -26,8 +26,8 @@ class Part:
         copies: its name on each local replica.
         dtype: its type.
         shape: its shape; static, but for the first dimension of rows.
-        reduction: "sum", "mean", "rows" or "share", as a GraphItem's statistics say; "local rows", this worker's; or
-            "first", the first replica's.
+        reduction: "sum", "mean", "add", "rows" or "share", as a GraphItem's statistics say; "local rows", this
+            worker's; or "first", the first replica's.
     """
 
     copies: tuple[str, ...]
@@ -111,7 +111,7 @@ def _contribution(program: Program, part: Part, batch: Sequence[tf.Tensor], copi
         value = tf.cast(copies[0], CARRIED[dtype])
         is_first = program.topology.local_replicas[0] == program.topology.first
         return value if is_first else tf.zeros_like(value)
-    weights = replica_weights(program, batch, "mean" if part.reduction == "mean" else "sum")
+    weights = replica_weights(program, batch, part.reduction if part.reduction in ("mean", "add") else "sum")
     if dtype.is_floating:
         return tf.add_n([weighted(copy, weight) for copy, weight in zip(copies, weights, strict=True)])
     carried = [tf.cast(copy, CARRIED[dtype]) for copy in copies]

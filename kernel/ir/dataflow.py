@@ -58,7 +58,9 @@ class Analysis:
         return max(self.depth[op_of(tensor)] for tensor in gradient.tensors)
 
     def is_varying(self, gradient: Gradient) -> bool:
-        """Whether the raw gradient differs between replicas."""
+        """Whether the replicas' raw gradients are combined: they differ, or are added up whatever they are."""
+        if gradient.reduction == "add":
+            return True
         raw = {op_of(self.captured.nodes[op_of(tensor)].input[0]) for tensor in gradient.tensors}
         return bool(raw & self.varying)
 
@@ -70,7 +72,8 @@ def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
     statistics = {op_of(statistic.tensor): statistic.reduction for statistic in item.statistics}
     parts = {op for op, reduction in statistics.items() if reduction == "part"}
     combined = gradients | {op for op, reduction in statistics.items() if reduction not in ("part", "share")}
-    sources = {op_of(tensor.name) for tensor in batched_tensors(item, view)}
+    sources = {op_of(tensor.name) for tensor in batched_tensors(item, view)} | _parts(item)
+    sources |= {variable.name for variable in item.variables if variable.per_replica}
     if batch == "local":
         sources |= {source.name for source in item.inputs if source.kind == "feed"}
         sources |= {node.name for node in view.of_type(ITERATOR_NEXT)}
@@ -96,10 +99,10 @@ def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
 
 
 def varying_writes(item: GraphItem, analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """(variable, op that writes it) for every write of what differs between replicas."""
+    """(variable, op that writes it) for every write of what differs between replicas, where it should not."""
     for variable in item.variables:
         for writer in variable.update_ops:
-            if writer in analysis.varying:
+            if writer in analysis.varying and not variable.per_replica:
                 yield variable.name, writer
 
 
@@ -155,9 +158,17 @@ def require_replicated_writes(item: GraphItem, analysis: Analysis) -> None:
             )
 
 
-def standing_once(view: GraphView) -> set[str]:
-    """Ops that stand once per worker, not once per replica: inputs, iterators, lookup tables, and what makes these."""
-    return view.ancestors(node.name for node in view.of_type(STANDS_ONCE))
+def standing_once(item: GraphItem, view: GraphView) -> set[str]:
+    """Ops that stand once per worker, not once per replica: inputs, iterators, lookup tables, and what makes these.
+
+    Inputs of which each replica is fed its own stand on each.
+    """
+    return view.ancestors({node.name for node in view.of_type(STANDS_ONCE)} - _parts(item))
+
+
+def _parts(item: GraphItem) -> set[str]:
+    """The inputs of which each replica is fed its own."""
+    return {source.name for source in item.inputs if source.kind == "part"}
 
 
 def random_ops(view: GraphView) -> set[str]:

@@ -73,7 +73,7 @@ class LowerCollectives:
                     combined |= _lower_fetches(program, event, edits, collectives)
         if parts := [statistic for statistic in item.statistics if statistic.reduction == "part"]:
             _pass_on_parts(program, parts, edits)
-        fetched = zip(item.outputs, program.fetches, strict=True)
+        fetched = [(output, name) for output, names in program.fetched() for name in names]
         program = collectives.noted(program)
         states = (*program.lowered.compressor_states, *(state for one in kept for state in one.compressor_states))
         return replace(

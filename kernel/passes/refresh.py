@@ -20,6 +20,7 @@ class Refresh:
     Ensures: each variable of a further replica is assigned the first replica's value before anything on its replica
         uses it, and the first replica writes that variable only afterwards. So whatever the user, or a function of the
         user's, wrote since the last step counts on every replica. On CPU devices values share memory until updated.
+        With the option `keeps_copies` nothing is assigned: all replicas' variables are the user's own.
         A lookup stays a lookup, after that assignment and before the update, whatever TensorFlow makes of it.
 
     Example, on one worker of two replicas: `w -= mean(x)`.
@@ -43,7 +44,7 @@ class Refresh:
             if is_forward and _is_distinct(program.graph, gather.input[1]):
                 edits.add([_shown(gather)])
                 edits.set_input(gather.name, 1, _shown(gather).name)
-        if program.num_local_replicas == 1:
+        if program.num_local_replicas == 1 or program.options.keeps_copies:
             return replace(program, graph=edits.apply(program.graph))
         variables = [variable for variable in program.analysis.writes if variable not in program.replication.shared]
         further = range(1, program.num_local_replicas)

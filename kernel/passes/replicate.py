@@ -1,7 +1,7 @@
 """Replicate: one copy of the step per local replica."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -34,10 +34,11 @@ class Replicate:
 
     Ensures: op `n` stands as `AutoDist-Replica-<i>/n` on replica i's device (an op that the user put on a CPU stays on
         one, and what reads or writes a variable is where the variable is), with the replica's own variables,
-        control-flow frames and random streams; the stream of the cluster's first replica is that of one device. What is
-        stateful but shared (inputs, iterators, lookup tables) stands once, under its own name. What shows something to
-        the user (tf.print, summaries) does so on the cluster's first replica only. Every op has a device, so colocation
-        groups, some of whose ops are not part of the program, are dropped.
+        control-flow frames and random streams; the stream of the cluster's first replica is that of one device.
+        Stateless random ops draw the same on all, unless the option `folds_seeds` is on. What is stateful but shared
+        (inputs, iterators, lookup tables) stands once, under its own name; inputs that are each replica's own part do
+        not. What shows something to the user (tf.print, summaries) does so on the cluster's first replica only. Every
+        op has a device, so colocation groups, some of whose ops are not part of the program, are dropped.
 
     Example, on one worker of two replicas: `w -= mean(x)`.
 
@@ -62,8 +63,9 @@ class Replicate:
 
     def __call__(self, program: Program) -> Program:
         view = program.graph
-        shared = _shared(view)
-        seeded = calling(view, SEEDED_RANDOM | SEED_INPUT.keys())
+        shared = _shared(program)
+        folded = frozenset(SEED_INPUT) if program.options.folds_seeds else frozenset()
+        seeded = calling(view, SEEDED_RANDOM | folded)
         differing = random_ops(view) | {node.name for node in view.of_type(SHOWS)}
         holders = _holders(view)
         nodes = [_once(view.nodes[name], program.topology.host) for name in view.nodes if name in shared]
@@ -77,20 +79,32 @@ class Replicate:
                 moved.device = _own_device(view.nodes[holders.get(name, name)], position, replica.device)
                 if replica.index and name in differing:
                     in_loop = name in view.control_flow.frames
-                    nodes += _own_streams([_silent(moved, in_loop=in_loop)], replica.index, renamed, in_loop=in_loop)
+                    silent = _silent(moved, in_loop=in_loop)
+                    nodes += _own_streams([silent], replica.index, renamed, folded, in_loop=in_loop)
                 else:
                     nodes.append(moved)
-            functions += _own_functions(view, replica.index, renamed)
+            functions += _own_functions(view, replica.index, renamed, folded)
         result = replace(program, graph=view.made_of(nodes, functions), replication=Replication(frozenset(shared)))
         return replace(
             result,
-            fetches=tuple(next(result.copies(name)) for name in program.fetches),
+            fetches=tuple(_fetches(program, result)),
             run_ops=tuple(copy for name in program.run_ops for copy in result.copies(name)),
         )
 
 
-def _shared(view: GraphView) -> set[str]:
-    shared = standing_once(view)
+def _fetches(captured: Program, replicated: Program) -> Iterator[str]:
+    """What stands for each output: its copy on the first replica, or those on all."""
+    for output, (name,) in captured.fetched():
+        copies = list(replicated.copies(name))
+        if not output.per_replica:
+            yield copies[0]
+        else:  # What stands once is that of all.
+            yield from copies if len(copies) > 1 else copies * replicated.num_local_replicas
+
+
+def _shared(program: Program) -> set[str]:
+    view = program.graph
+    shared = standing_once(program.item, view)
     variables = sorted(name for name in shared if view.nodes[name].op == VARIABLE_OP)
     if variables:
         raise InvalidGraphError(
@@ -162,13 +176,14 @@ def _own_streams(
     nodes: Iterable[tf.compat.v1.NodeDef],
     replica: int,
     renamed: dict[str, str],
+    folded: Collection[str],
     *,
     in_function: bool = False,
     in_loop: bool = False,
 ) -> Iterator[tf.compat.v1.NodeDef]:
     """`nodes`, edited: random ops have the replica's own seeds, and calls of random functions are of its own ones.
 
-    The replica's number is folded into the seed of a stateless op by an op before it.
+    The replica's number is folded into the seed of a stateless op, of the types `folded`, by an op before it.
     """
     for one in nodes:
         yield one
@@ -176,7 +191,7 @@ def _own_streams(
             seeds = (one.attr["seed"].i, one.attr["seed2"].i)
             if seeds != (0, 0):
                 one.attr["seed2"].i = (seeds[1] + replica * _SEED_STRIDE) % 2**31
-        elif one.op in SEED_INPUT:
+        elif one.op in folded:
             yield from _fold(one, replica, in_function=in_function, in_loop=in_loop)
         if renamed:
             rename_functions(one, renamed)
@@ -201,11 +216,13 @@ def _fold(
     return constant, folded
 
 
-def _own_functions(view: GraphView, replica: int, renamed: dict[str, str]) -> Iterator[tf.compat.v1.NodeDef]:
+def _own_functions(
+    view: GraphView, replica: int, renamed: dict[str, str], folded: Collection[str]
+) -> Iterator[tf.compat.v1.NodeDef]:
     for name, own_name in sorted(renamed.items()):
         function = copy.deepcopy(view.library[name])
         function.signature.name = own_name
-        nodes = list(_own_streams(list(function.node_def), replica, renamed, in_function=True))
+        nodes = list(_own_streams(list(function.node_def), replica, renamed, folded, in_function=True))
         del function.node_def[:]
         function.node_def.extend(nodes)
         yield function

@@ -28,6 +28,7 @@ def graph_items(draw):
                 aggregation=st.sampled_from(["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"]),
                 update_ops=st.lists(names, max_size=2).map(tuple),
                 definition=st.binary(max_size=8),
+                per_replica=st.booleans(),
             ),
             max_size=4,
             unique_by=lambda variable: variable.name,
@@ -45,7 +46,10 @@ def graph_items(draw):
             in_parts=st.booleans(),
         )
         | st.builds(
-            Gradient, st.sampled_from([one.name for one in variables] or ["none"]), tensors.map(tuple), reductions
+            Gradient,
+            st.sampled_from([one.name for one in variables] or ["none"]),
+            tensors.map(tuple),
+            reductions | st.just("add"),
         ),
         max_size=4 if variables else 0,
         unique_by=lambda gradient: (gradient.key, gradient.variable),
@@ -56,7 +60,7 @@ def graph_items(draw):
             names,
             st.just("float64"),
             st.lists(st.none() | st.integers(0, 4), max_size=2).map(tuple),
-            st.sampled_from(["sum", "mean", "rows", "share", "part"]),
+            st.sampled_from(["sum", "mean", "add", "rows", "share", "part"]),
         ),
         max_size=2,
         unique_by=lambda one: one.tensor,
@@ -69,9 +73,13 @@ def graph_items(draw):
             partial_shapes,
             batched=st.booleans(),
             kind=st.sampled_from(["feed", "state"]),
-        ),
+        )
+        | st.builds(Input, names, st.just("int32"), partial_shapes, batched=st.just(False), kind=st.just("part")),
         max_size=2,
         unique_by=lambda one: one.name,
+    )
+    outputs = st.builds(Output, names, st.just("float32"), partial_shapes, reductions) | st.builds(
+        Output, names, st.just("float32"), partial_shapes, per_replica=st.just(True)
     )
     marked = draw(st.lists(names, max_size=2))
     return GraphItem(
@@ -79,9 +87,7 @@ def graph_items(draw):
         variables=tuple(variables),
         gradients=tuple(draw(gradients)),
         inputs=tuple(draw(inputs)),
-        outputs=tuple(
-            draw(st.lists(st.builds(Output, names, st.just("float32"), partial_shapes, reductions), max_size=2))
-        ),
+        outputs=tuple(draw(st.lists(outputs, max_size=2))),
         run_ops=tuple(draw(st.lists(names, max_size=2))),
         loss_reduction=draw(st.sampled_from(["mean", "sum"])),
         table_initializers=tuple(draw(st.lists(names, max_size=2))),
@@ -230,7 +236,7 @@ def test_parts_that_contradict_each_other_are_refused(item, change, message):
     [
         (lambda: Gradient("w", ("i:0", "v:0")), "one tensor"),
         (lambda: Gradient("w", ("",)), "one tensor"),
-        (lambda: Gradient("w", ("g:0",), "sum", in_parts=True), "'w' is of a sum, and in_parts"),
+        (lambda: Gradient("w", ("g:0",), "sum", in_parts=True), "'w' has the reduction 'sum', and is in_parts"),
         (lambda: Variable("", "float32", ()), "must not be empty"),
         (lambda: Variable("w", "float32", (-1,)), "static shape"),
         (lambda: Variable("w", "float32", (2**62, 2**62)), "of 254 axes and 9223372036854775807 elements at most"),

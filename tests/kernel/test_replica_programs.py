@@ -1,0 +1,165 @@
+"""Programs in which each replica is fed its own part, and what is combined is added up whatever examples it is of.
+
+Their replicas keep their own variables, as the components of tf.distribute's mirrored variables are kept.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.ir.names import on_replica
+from autodist_py.kernel.pipeline import compile
+from autodist_py.kernel.program import Options
+from autodist_py.kernel.verify import verify
+from autodist_py.proto.errors import CaptureError, GraphItemError, InvalidGraphError
+from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Output, Statistic, Variable
+from autodist_py.proto.strategy import Strategy, VariableStrategy
+from autodist_py.proto.synchronizers import PSSynchronizer
+from tests.support import kernel_programs
+from tests.support.kernel_programs import after, all_reduce, captured, handle, placeholder, raw, read, run_steps
+
+RATE = 0.1
+SERVER = "127.0.0.1:CPU:0"
+PARTS = [np.array([1.0, 3.0, 5.0]), np.array([0.5]), np.array([-2.0, 4.0])]
+
+
+def replica_function(*, is_own: bool = True) -> GraphItem:
+    """`w` is updated by added-up gradients, of examples and of none, and `seen` counts each replica's own examples."""
+    with tf.Graph().as_default() as graph:
+        x, rows = placeholder("x", None), tf.constant([0])
+        w, seen = handle("w"), handle("seen", dtype=tf.int64)
+        own = raw.Identity(input=raw.Mean(input=x, axis=rows), name="own")
+        marked = raw.Identity(input=raw.Mul(x=own, y=read(w)), name="gradient/w")
+        decay = raw.Identity(input=raw.Mul(x=tf.constant(0.5, tf.float64), y=read(w)), name="decay/w")
+        raw.Identity(input=raw.Max(input=x, axis=rows), name="largest")
+        step = raw.Mul(x=tf.constant(RATE, tf.float64), y=raw.AddV2(x=marked, y=decay))
+        raw.AssignSubVariableOp(resource=w, value=step, name="update")
+        raw.AssignAddVariableOp(resource=seen, value=raw.Size(input=x, out_type=tf.int64), name="count")
+        item = captured(
+            graph,
+            variables=[Variable("w", "float64", ()), Variable("seen", "int64", (), per_replica=is_own)],
+            gradients=[Gradient("w", (f"{name}/w:0",), "add") for name in ("gradient", "decay")],
+            inputs=[Input("x", "float64", (None,), batched=False, kind="part")],
+            run_ops=["update", "count"],
+        )
+        view = GraphView(graph.as_graph_def())
+        outputs = (Output("own:0", "float64", (), per_replica=True), Output("largest:0", "float64", ()))
+        return replace(
+            item,
+            variables=tuple(replace(one, update_ops=view.writes[one.name]) for one in item.variables),
+            outputs=outputs,
+            statistics=(Statistic("largest:0", "float64", (), "add"),),
+        )
+
+
+def fed(parts: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    return {on_replica(position, "x"): part for position, part in enumerate(parts)}
+
+
+Initial = Mapping[str, np.ndarray | Sequence[np.ndarray]]
+ON_SERVER = Strategy((VariableStrategy("w", PSSynchronizer(SERVER)),), (SERVER,))
+
+
+@pytest.mark.parametrize("strategy", [None, ON_SERVER], ids=["all-reduce", "server"])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_each_replica_reads_its_part_and_adds_what_it_has_whatever_it_is_of(replicas: int, strategy: Strategy | None):
+    """A gradient of no example counts once for each replica, as one of examples does, not by shares."""
+    parts, where = PARTS[:replicas], replace(kernel_programs.topology(replicas), servers={SERVER: 0})
+    initial: Initial = {"w": np.array(2.0), "seen": [np.array(10 * position) for position in range(replicas)]}
+    state, results = run_steps(replica_function(), where, [fed(parts)] * 3, initial, strategy, keeps_copies=True)
+    w = 2.0
+    for _ in range(3):
+        w -= RATE * (sum(part.mean() * w for part in parts) + replicas * 0.5 * w)
+    for position, (own, part) in enumerate(zip(state, parts, strict=True)):
+        np.testing.assert_allclose(own["w"], w, rtol=1e-12)
+        assert own["seen"] == 10 * position + 3 * len(part)
+    for fetched in results:
+        *means, largest = fetched
+        np.testing.assert_array_equal(means, [part.mean() for part in parts])
+        assert largest == sum(part.max() for part in parts)
+
+
+def test_a_replica_without_examples_is_not_left_out():
+    """The mean of none is NaN: whoever adds it up has it."""
+    parts = [PARTS[0], np.zeros(0)]
+    initial: Initial = {"w": np.array(2.0), "seen": np.array(0)}
+    state, _ = run_steps(replica_function(), kernel_programs.topology(2), [fed(parts)], initial, keeps_copies=True)
+    assert np.isnan(state[0]["w"]) and np.isnan(state[1]["w"])
+    assert [own["seen"] for own in state] == [3, 0]
+
+
+def test_a_replicas_own_value_is_written_only_where_each_has_its_own():
+    with pytest.raises(CaptureError, match="variable 'seen' is written by 'count' with what differs between replicas"):
+        compile(replica_function(is_own=False), all_reduce(replica_function()), kernel_programs.topology(2))
+
+
+def test_a_result_that_reads_a_replicas_own_value_is_not_the_first_replicas():
+    item = replica_function()
+    with kernel_programs.import_graph(
+        GraphView(tf.compat.v1.GraphDef.FromString(item.graph_def))
+    ).as_default() as graph:
+        read(graph.get_tensor_by_name("seen:0"), tf.int64)
+        definition = graph.as_graph_def().SerializeToString(deterministic=True)
+    item = replace(item, graph_def=definition, outputs=(Output("seen/Read:0", "int64", ()),))
+    with pytest.raises(CaptureError, match="result 'seen/Read:0' is of type int64, differs between replicas"):
+        compile(item, all_reduce(item), kernel_programs.topology(2), Options(keeps_copies=True))
+
+
+def test_copies_that_are_kept_are_not_assigned_the_first_replicas_values():
+    where = kernel_programs.topology(2)
+    ops = [name for name in after("refresh", replica_function(), where, keeps_copies=True).graph.nodes]
+    assert not [name for name in ops if "Refresh" in name]
+    assert [name for name in after("refresh", replica_function(), where).graph.nodes if "Refresh" in name]
+
+
+def test_a_copy_that_is_kept_and_not_written_is_found():
+    program = after("lower-exchanges", replica_function(), kernel_programs.topology(2), keeps_copies=True)
+    verify(program)
+    broken = replace(program, run_ops=tuple(op for op in program.run_ops if op != on_replica(1, "update")))
+    with pytest.raises(InvalidGraphError, match="of 2 replicas 1 do: AutoDist-Replica-0/update"):
+        verify(broken)
+
+
+@pytest.mark.parametrize("folds_seeds", [True, False])
+def test_stateless_numbers_are_each_replicas_own_or_the_same_as_is_asked(folds_seeds: bool):
+    with tf.Graph().as_default() as graph:
+        raw.Identity(input=tf.random.stateless_uniform([4], [1, 2], dtype=tf.float64), name="drawn")
+        outputs = (Output("drawn:0", "float64", (4,), per_replica=True),)
+        item = replace(captured(graph), outputs=outputs)
+    where = kernel_programs.topology(2)
+    _, [[first, second]] = run_steps(item, where, [{}], {}, folds_seeds=folds_seeds)
+    assert np.array_equal(first, second) is not folds_seeds
+
+
+def test_each_workers_program_is_fed_the_parts_of_its_own_replicas():
+    item = replica_function()
+    for worker, feeds in enumerate((2, 1)):
+        where = kernel_programs.topology(2, 1, worker=worker)
+        program = compile(item, all_reduce(item), where, Options(keeps_copies=True))
+        assert [name for name, _ in program.feeds] == [on_replica(position, "x") for position in range(feeds)]
+        assert len(program.fetches) == feeds + 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Input("x", "float32", (None,), batched=True, kind="part"), "input 'x' is each replica's own part"),
+        (lambda: Output("y:0", "float32", (), "mean", per_replica=True), "output 'y:0' is per_replica.*'mean'"),
+        (lambda: Gradient("w", ("g:0",), "add", in_parts=True), "has the reduction 'add', and is in_parts"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(make, message: str):
+    with pytest.raises(GraphItemError, match=message):
+        make()
+
+
+def test_the_wire_form_keeps_what_is_each_replicas_own():
+    item = replica_function()
+    assert GraphItem.from_proto(item.to_proto()) == item
+    assert "per replica" in str(item) and "added up" in str(item) and "part" in str(item)
+    other = replace(item, variables=tuple(replace(one, per_replica=False) for one in item.variables))
+    assert other.fingerprint != item.fingerprint

@@ -1,1 +1,1 @@
-"""The compiler: `(GraphItem, Strategy, Place) -> CompiledProgram`, as a pipeline of passes over a graph."""
+"""The compiler: `(GraphItem, Strategy, Topology) -> CompiledProgram`, as a pipeline of passes over a graph."""

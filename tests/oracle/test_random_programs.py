@@ -77,6 +77,8 @@ SERVED = {
     "a chain": fixed(*TRAINED, second_loss="mean", order="in turn", builder=SERVING[-1], update="clip together"),
 }
 """Programs of each shape, which are equal whatever is drawn."""
+THREES = fixed(Operation("add", 0, 0, 0), Operation("reshape", 2, 0, 2), loss="each", update="adagrad", sizes=2)
+"""It reshapes three rows of two numbers to two rows of three, of which no replica has as many."""
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +112,7 @@ def test_random_programs_do_what_one_device_does(cluster: Cluster, one_worker: C
 
     trial()
     print(dict(outcomes))
-    tried = outcomes.total() - outcomes["invalid"] - outcomes["invalid on nothing"] - outcomes["mixes"]
+    tried = outcomes.total() - sum(outcomes[one] for one in outcomes if one.startswith("invalid")) - outcomes["mixes"]
     if outcomes.total() >= ENOUGH:
         assert outcomes["refused"] <= 0.05 * tried, outcomes
         assert outcomes["not for this builder"] <= 0.05 * tried, outcomes
@@ -122,3 +124,8 @@ def test_a_program_of_each_shape_does_what_one_device_does(cluster: Cluster) -> 
     programs = FIXED if cluster.shape is TWO_REPLICAS else FIXED | SERVED
     for name, program in programs.items():
         assert same_on_all_workers(cluster.run(random_programs.run, program=program)) == "equal", name
+
+
+@pytest.mark.parametrize("cluster", [TWO_REPLICAS], ids=lambda shape: shape.name, indirect=True)
+def test_a_program_that_no_part_of_the_batch_fits_is_warned_of(cluster: Cluster) -> None:
+    assert cluster.run(random_programs.run, program=THREES) == ["invalid on a part"]

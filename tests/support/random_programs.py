@@ -5,7 +5,7 @@ list is a program, and hypothesis can make it shorter.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from itertools import cycle
@@ -216,17 +216,19 @@ def _differentiate(
     return values, losses, [[(v, gradient) for v, gradient in pairs if gradient is not None] for pairs in gradients]
 
 
-def _runs_on_nothing(program: RandomProgram, data: _Data, variables: Sequence[tf.Variable]) -> bool:
-    """Whether TensorFlow can run it on a replica without examples."""
+def _runs_on(
+    batches: Iterable[Sequence[np.ndarray]], program: RandomProgram, data: _Data, variables: Sequence[tf.Variable]
+) -> bool:
+    """Whether TensorFlow can run it on replicas that have these examples."""
 
-    def gradients(*batch: tf.Tensor) -> list[tf.Tensor]:
-        found = _differentiate(program, batch, variables, _kinds(program))[2]
-        return [tf.convert_to_tensor(gradient) for pairs in found for _, gradient in pairs]
+    def made(*batch: tf.Tensor) -> list[tf.Tensor]:
+        values, _, found = _differentiate(program, batch, variables, _kinds(program))
+        return [*values[-3:], *(tf.convert_to_tensor(gradient) for pairs in found for _, gradient in pairs)]
 
+    function = tf.function(made, input_signature=data.signature, autograph=False)
     try:
-        tf.function(gradients, input_signature=data.signature, autograph=False)(
-            *[tf.constant(array[:0]) for array in data.batches[0]]
-        )
+        for batch in batches:
+            function(*map(tf.constant, batch))
     except tf.errors.InvalidArgumentError:
         return False
     return True
@@ -244,7 +246,8 @@ def run(program: RandomProgram) -> str:
         "equal"; "equal in part", where something is warned of; "refused: ..." by a CaptureError; "mixes" where it is
         refused for what docs/exactness.md says of losses that mix examples; "not for this builder: ..." where another
         one is advised, as of an update that cannot be cut into shards; "invalid" where one device cannot run it,
-        "invalid on nothing" where it cannot run it on a batch of no examples, which a replica has.
+        "invalid on nothing" where it cannot run it on a batch of no examples, which a replica has; "invalid on a part"
+        where it is warned that ops may mix examples, and it cannot run it on those of a replica.
 
     Raises:
         AssertionError: it differs; the message has the program.
@@ -291,7 +294,9 @@ def run(program: RandomProgram) -> str:
     with ExitStack() as stack:
         builders = [builder for builder in (program.builder, program.in_turn_with) if builder]
         made = [stack.enter_context(AutoDist(strategy_builder=builder)) for builder in builders]
-        if len(made[0].resources.replica_devices) > data.most_parts and not _runs_on_nothing(program, data, variables):
+        replicas = len(made[0].resources.replica_devices)
+        nothing = [array[:0] for array in data.batches[0]]
+        if replicas > data.most_parts and not _runs_on([nothing], program, data, variables):
             return "invalid on nothing"
         functions = [autodist.function(single) for autodist in made]
         distributed: Any = functions[0] if len(made) == 1 else _InTurn(functions)
@@ -299,6 +304,13 @@ def run(program: RandomProgram) -> str:
             captured = distributed.captured(*data.arguments[0])
             if captured.item.mixtures:
                 return "mixes"
+            parts = (
+                part
+                for batch in data.batches
+                for part in zip(*(np.array_split(a, replicas) for a in batch), strict=True)
+            )
+            if captured.item.local_ops and not _runs_on(parts, program, data, variables):
+                return "invalid on a part"
             comparison = compare(single, distributed, data.arguments, tolerance=program.tolerance)
         except StrategyError as error:
             return f"not for this builder: {error}"

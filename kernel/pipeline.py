@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from autodist_py.kernel.analysis.own_parts import require_own_parts
 from autodist_py.kernel.events import Collective, Schedule
 from autodist_py.kernel.flaws import blamed
 from autodist_py.kernel.ir.dataflow import analyse, require_replicated_writes
@@ -137,6 +138,7 @@ def _first(item: GraphItem, strategy: Strategy, topology: Topology, options: Opt
     first = start(item, strategy, topology if strategy.consistency.is_bsp else topology.apart(), options)
     if not first.is_single:
         require_replicated_writes(item, first.analysis)
+        require_own_parts(first)
     return first
 
 

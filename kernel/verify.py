@@ -232,9 +232,11 @@ def _check_combined(program: Program, changed: Sequence[tf.compat.v1.NodeDef]) -
         (f"the gradient of '{one.variable}'", tensor) for one in program.item.gradients for tensor in one.tensors
     ]
     recorded += [("a statistic", one.tensor) for one in program.item.statistics if one.reduction != "same"]
+    added = {tensor for one in program.item.gradients if one.reduction == "add" for tensor in one.tensors}
+    added |= {one.tensor for one in program.item.statistics if one.reduction == "add"}
     parts = {one.tensor for one in program.item.statistics if one.reduction == "part"}
     for what, tensor in recorded:
-        if tensor not in parts and op_of(captured.nodes[op_of(tensor)].input[0]) not in varying:
+        if tensor not in parts | added and op_of(captured.nodes[op_of(tensor)].input[0]) not in varying:
             continue
         for marker in map(op_of, program.copies(tensor)):
             node = program.graph.nodes.get(marker)

@@ -135,7 +135,7 @@ def _require_members(program: Program) -> None:
         one for one in program.schedule.events if isinstance(one, (ReduceGradients, ReduceStatistics, FetchResults))
     ]
     read = _read_by_scope(program, {event.scope for event in scoped})
-    fetched = {output.tensor: names[0] for output, names in program.fetched()}
+    fetched = {output.tensor: names[0] for output, names in program.fetched() if not output.per_replica}
     replicas = range(program.num_local_replicas)
     for event in scoped:
         if isinstance(event, ReduceGradients):

@@ -81,9 +81,10 @@ _AXIS_MASKS = ("new_axis_mask", "ellipsis_mask")
 
 
 def _sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The sum of `parts` in their order: workers compute it, each for itself, and must have the same to the last bit.
+    """The sum of `parts`, in an order that does not depend on buffers: workers compute it, each for itself.
 
-    `tf.add_n` of three or more begins with the one whose buffer it may use, which is not the same in every step.
+    So workers of one kind of device have the same to the last bit. `tf.add_n` of three or more begins with the one
+    whose buffer it may use, which is not the same in every step.
     """
     return tf.reduce_sum(tf.stack(parts), axis=0)
 

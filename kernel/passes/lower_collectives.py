@@ -79,7 +79,9 @@ class LowerCollectives:
         return replace(
             program,
             graph=edits.apply(program.graph),
-            fetches=tuple(combined.get(output.tensor, fetch) for output, fetch in fetched),
+            fetches=tuple(
+                fetch if output.per_replica else combined.get(output.tensor, fetch) for output, fetch in fetched
+            ),
             run_ops=(*program.run_ops, *(op for one in kept for op in one.writers)),
             lowered=replace(program.lowered, compressor_states=states),
         )

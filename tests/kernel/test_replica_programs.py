@@ -5,6 +5,7 @@ Their replicas keep their own variables, as the components of tf.distribute's mi
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import on_replica
 from autodist_py.kernel.pipeline import compile
 from autodist_py.kernel.program import Options
+from autodist_py.kernel.topology import Replica, Topology
 from autodist_py.kernel.verify import verify
-from autodist_py.proto.errors import CaptureError, GraphItemError, InvalidGraphError
+from autodist_py.proto.errors import CaptureError, GraphItemError, InvalidGraphError, StrategyError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Output, Statistic, Variable
 from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.synchronizers import PSSynchronizer
@@ -64,13 +66,12 @@ Initial = Mapping[str, np.ndarray | Sequence[np.ndarray]]
 ON_SERVER = Strategy((VariableStrategy("w", PSSynchronizer(SERVER)),), (SERVER,))
 
 
-@pytest.mark.parametrize("strategy", [None, ON_SERVER], ids=["all-reduce", "server"])
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_each_replica_reads_its_part_and_adds_what_it_has_whatever_it_is_of(replicas: int, strategy: Strategy | None):
+def test_each_replica_reads_its_part_and_adds_what_it_has_whatever_it_is_of(replicas: int):
     """A gradient of no example counts once for each replica, as one of examples does, not by shares."""
-    parts, where = PARTS[:replicas], replace(kernel_programs.topology(replicas), servers={SERVER: 0})
+    parts, where = PARTS[:replicas], kernel_programs.topology(replicas)
     initial: Initial = {"w": np.array(2.0), "seen": [np.array(10 * position) for position in range(replicas)]}
-    state, results = run_steps(replica_function(), where, [fed(parts)] * 3, initial, strategy, keeps_copies=True)
+    state, results = run_steps(replica_function(), where, [fed(parts)] * 3, initial, keeps_copies=True)
     w = 2.0
     for _ in range(3):
         w -= RATE * (sum(part.mean() * w for part in parts) + replicas * 0.5 * w)
@@ -105,8 +106,81 @@ def test_a_result_that_reads_a_replicas_own_value_is_not_the_first_replicas():
         read(graph.get_tensor_by_name("seen:0"), tf.int64)
         definition = graph.as_graph_def().SerializeToString(deterministic=True)
     item = replace(item, graph_def=definition, outputs=(Output("seen/Read:0", "int64", ()),))
-    with pytest.raises(CaptureError, match="result 'seen/Read:0' is of type int64, differs between replicas"):
+    with pytest.raises(CaptureError, match="result 'seen/Read:0' differs between replicas, so it is to be per_replica"):
         compile(item, all_reduce(item), kernel_programs.topology(2), Options(keeps_copies=True))
+
+
+def changed(**parts: Any) -> GraphItem:
+    return replace(replica_function(), **parts)
+
+
+@pytest.mark.parametrize(
+    ("item", "keeps_copies", "message"),
+    [
+        (replica_function(), False, "of 'x', 'seen', so they keep their variables: keeps_copies"),
+        (
+            changed(gradients=(Gradient("w", ("gradient/w:0",), "sum"),)),
+            True,
+            "so gradients are added up; that of variable 'w' has the reduction 'sum'",
+        ),
+        (
+            changed(statistics=(Statistic("largest:0", "float64", (), "mean"),)),
+            True,
+            "'largest:0' of type float64 has the reduction 'mean'",
+        ),
+        (
+            changed(statistics=(Statistic("largest:0", "string", (), "add"),)),
+            True,
+            "'largest:0' of type string has the reduction 'add'",
+        ),
+        (
+            changed(outputs=(Output("own:0", "float64", (), "sum"),)),
+            True,
+            "result 'own:0' differs between replicas, so it is to be per_replica",
+        ),
+    ],
+)
+def test_what_would_count_replicas_by_examples_is_refused(item: GraphItem, keeps_copies: bool, message: str):
+    with pytest.raises(CaptureError, match=message):
+        compile(item, all_reduce(item), kernel_programs.topology(2), Options(keeps_copies=keeps_copies))
+
+
+def test_a_part_is_no_batch():
+    batched = (*replica_function().inputs, Input("y", "float64", (None,), batched=True))
+    graph = tf.compat.v1.GraphDef.FromString(replica_function().graph_def)
+    graph.node.add(name="y", op="Placeholder").attr["dtype"].type = tf.float64.as_datatype_enum
+    item = changed(graph_def=graph.SerializeToString(), inputs=batched)
+    with pytest.raises(CaptureError, match="and share out 'y:0': one or the other"):
+        compile(item, all_reduce(item), kernel_programs.topology(2), Options(keeps_copies=True))
+
+
+def test_variables_that_replicas_keep_are_on_no_server():
+    where = replace(kernel_programs.topology(2), servers={SERVER: 0})
+    with pytest.raises(StrategyError, match="which servers and shards do not know yet; variable 'w'"):
+        compile(replica_function(), ON_SERVER, where, Options(keeps_copies=True))
+
+
+def test_a_worker_that_only_serves_keeps_no_variables():
+    where = Topology(0, (Replica(0, 0, "/device:CPU:0"), Replica(1, 1, "/device:CPU:0", trains=False)))
+    with pytest.raises(StrategyError, match="so each worker trains; worker 1 is to serve only"):
+        compile(replica_function(), all_reduce(replica_function()), where, Options(keeps_copies=True))
+
+
+def test_a_result_may_be_combined_and_each_replicas_own():
+    """They are of one tensor."""
+    item = changed(outputs=(Output("own:0", "float64", (), per_replica=True), *replica_function().outputs))
+    initial: Initial = {"w": np.array(2.0), "seen": np.array(0)}
+    _, [fetched] = run_steps(item, kernel_programs.topology(2), [fed(PARTS[:2])], initial, keeps_copies=True)
+    assert fetched == [3.0, 0.5, 3.0, 0.5, 5.5]
+
+
+def test_a_gradient_that_replicas_have_alike_and_is_not_added_up_is_found():
+    program = after("lower-exchanges", replica_function(), kernel_programs.topology(2), keeps_copies=True)
+    node = tf.compat.v1.NodeDef()
+    node.CopyFrom(program.graph.nodes[on_replica(0, "decay/w")])
+    node.input[0] = on_replica(0, "Mul_1")
+    with pytest.raises(InvalidGraphError, match="the gradient of 'w' is not combined over the replicas"):
+        verify(replace(program, graph=program.graph.changed(added=(), replaced=[node])))
 
 
 def test_copies_that_are_kept_are_not_assigned_the_first_replicas_values():
@@ -160,6 +234,6 @@ def test_what_contradicts_itself_is_refused(make, message: str):
 def test_the_wire_form_keeps_what_is_each_replicas_own():
     item = replica_function()
     assert GraphItem.from_proto(item.to_proto()) == item
-    assert "per replica" in str(item) and "added up" in str(item) and "part" in str(item)
+    assert "per replica" in str(item) and "added up" in str(item) and "no       part" in str(item)
     other = replace(item, variables=tuple(replace(one, per_replica=False) for one in item.variables))
     assert other.fingerprint != item.fingerprint

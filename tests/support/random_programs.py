@@ -216,6 +216,14 @@ def _differentiate(
     return values, losses, [[(v, gradient) for v, gradient in pairs if gradient is not None] for pairs in gradients]
 
 
+def _cut(batch: Sequence[np.ndarray], replicas: int) -> Iterator[list[np.ndarray]]:
+    """Each replica's part, as split-batch cuts: all arrays in the same proportions."""
+    units = math.gcd(*map(len, batch))
+    for own in np.array_split(np.arange(units), replicas):
+        begin, end = (own[0], own[-1] + 1) if len(own) else (0, 0)
+        yield [array[begin * len(array) // max(units, 1) : end * len(array) // max(units, 1)] for array in batch]
+
+
 def _runs_on(
     batches: Iterable[Sequence[np.ndarray]], program: RandomProgram, data: _Data, variables: Sequence[tf.Variable]
 ) -> bool:
@@ -304,11 +312,7 @@ def run(program: RandomProgram) -> str:
             captured = distributed.captured(*data.arguments[0])
             if captured.item.mixtures:
                 return "mixes"
-            parts = (
-                part
-                for batch in data.batches
-                for part in zip(*(np.array_split(a, replicas) for a in batch), strict=True)
-            )
+            parts = (part for batch in data.batches for part in _cut(batch, replicas))
             if captured.item.local_ops and not _runs_on(parts, program, data, variables):
                 return "invalid on a part"
             comparison = compare(single, distributed, data.arguments, tolerance=program.tolerance)

@@ -1,0 +1,69 @@
+"""Programs whose replicas each have values of their own: inputs that are fed in parts, and variables per replica.
+
+Here a replica counts once, whatever examples it has, as in tf.distribute. What such programs may be, in this version.
+"""
+
+import tensorflow as tf
+
+from autodist_py.kernel.analysis.outputs import differing
+from autodist_py.kernel.ir.batched import batched_tensors
+from autodist_py.kernel.program import Program
+from autodist_py.proto.errors import CaptureError, StrategyError
+
+_COMBINED = ("add", "rows", "same")
+
+
+def require_own_parts(program: Program) -> None:
+    """Refuse what would count a replica by its examples, or lose its own values.
+
+    Raises:
+        CaptureError: the item combines something otherwise than by adding up, or joining rows.
+        StrategyError: the strategy, or the topology, cannot have replicas that keep their own variables.
+    """
+    item = program.item
+    parts = [source.name for source in item.inputs if source.kind == "part"]
+    own = [variable.name for variable in item.variables if variable.per_replica]
+    if program.options.keeps_copies:
+        _require_everywhere(program)
+    if not parts and not own:
+        return
+    named = ", ".join(f"'{name}'" for name in (*parts, *own))
+    if not program.options.keeps_copies:
+        raise CaptureError(f"replicas have their own values of {named}, so they keep their variables: keeps_copies")
+    if batched := batched_tensors(item, program.analysis.captured):
+        raise CaptureError(
+            f"replicas have their own values of {named}, and share out '{batched[0].name}': one or the other"
+        )
+    for gradient in item.gradients:
+        if gradient.reduction != "add":
+            raise CaptureError(
+                f"replicas have their own values of {named}, so gradients are added up; that of variable "
+                f"'{gradient.variable}' has the reduction '{gradient.reduction}'"
+            )
+    for statistic in item.statistics:
+        is_number = not tf.as_dtype(statistic.dtype).is_bool and tf.as_dtype(statistic.dtype) != tf.string
+        if statistic.reduction not in _COMBINED or (statistic.reduction == "add" and not is_number):
+            raise CaptureError(
+                f"replicas have their own values of {named}, so statistics are numbers that are added up, or rows; "
+                f"'{statistic.tensor}' of type {statistic.dtype} has the reduction '{statistic.reduction}'"
+            )
+    for output in differing(program):
+        raise CaptureError(
+            f"replicas have their own values of {named}; result '{output.tensor}' differs between replicas, so it is "
+            "to be per_replica"
+        )
+
+
+def _require_everywhere(program: Program) -> None:
+    """Refuse variables that live on servers, or are cut, and replicas that do not train."""
+    for node in program.strategy.node_config:
+        if node.shards or node.synchronizer is None or node.synchronizer.as_all_reduce is None:
+            raise StrategyError(
+                f"replicas keep their own variables, which servers and shards do not know yet; variable "
+                f"'{node.var_name}' is to have one. Use AllReduce"
+            )
+    if idle := [replica.worker for replica in program.topology.everyone if not replica.trains]:
+        raise StrategyError(
+            f"replicas keep their own variables, so each worker trains; worker {idle[0]} is to serve only. Give its "
+            "node a replica"
+        )

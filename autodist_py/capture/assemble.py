@@ -14,7 +14,7 @@ from autodist_py.capture.traced import TracedGraph
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import ASSIGNED, KERNEL_SCOPE, REPLICA_SCOPE, is_reserved, op_of
 from autodist_py.proto.errors import CaptureError
-from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
+from autodist_py.proto.graph_item import Gradient, GraphItem, Statistic, Variable
 from autodist_py.proto.text import some
 
 
@@ -46,43 +46,83 @@ def assemble(traced: TracedGraph, options: CaptureOptions) -> GraphItem:
     Raises:
         CaptureError: a gradient trains and is also differentiated through (MAML); or an op has a name of the kernel's.
     """
-    _require_own_names(traced)
-    traced = take_joints_apart(traced)
-    whole = GraphView(traced.graph)
-    needed = whole.ancestors([*(op_of(output.tensor) for output in traced.outputs), *traced.run_ops])
-    recorded = [gradient for gradient in traced.gradients if any(op_of(name) in needed for name in gradient.tensors)]
-    needed |= whole.ancestors(op_of(name) for gradient in recorded for name in gradient.tensors)
-    inputs = traced.inputs
-    graph = canonical(traced.graph, needed | {source.name for source in inputs})
-    view = GraphView(graph)
-    gradients = _training(view, traced, recorded)
-    variables = tuple(
-        replace(variable, update_ops=view.writes[variable.name])
-        for variable in traced.variables
-        if variable.name in view.nodes
-    )
-    item = GraphItem(
-        graph_def=graph.SerializeToString(deterministic=True),
-        variables=variables,
+    needed = _needed(traced)
+    view = GraphView(needed.graph)
+    gradients = _training(view, needed.traced, needed.recorded)
+    item = replace(
+        needed.item(view),
         gradients=gradients,
-        inputs=inputs,
-        outputs=traced.outputs,
-        run_ops=traced.run_ops,
         loss_reduction=options.loss_reduction,
-        table_initializers=tuple(_filling(whole, traced.table_initializers, needed)),
+        table_initializers=tuple(_filling(needed.whole, traced.table_initializers, needed.ops)),
         savers=tuple(traced.savers),
     )
-    origins = tuple(traced.origins[gradient] for gradient in gradients)
+    origins = tuple(needed.traced.origins[gradient] for gradient in gradients)
     return with_statistics(
         item,
         view,
-        whole,
+        needed.whole,
         origins,
-        traced.tensor_of,
+        needed.traced.tensor_of,
         batch=options.batch,
-        layer_calls=traced.layer_calls,
+        layer_calls=needed.traced.layer_calls,
         shows_ops=options.shows_ops,
     )
+
+
+def assemble_marked(traced: TracedGraph, statistics: Iterable[Statistic]) -> GraphItem:
+    """The GraphItem of a program that says itself what is combined: its gradients, and these statistics, are marked.
+
+    Raises:
+        CaptureError: an op has a name of the kernel's.
+    """
+    needed = _needed(traced)
+    view = GraphView(needed.graph)
+    return replace(
+        needed.item(view),
+        gradients=needed.recorded,
+        statistics=tuple(one for one in statistics if op_of(one.tensor) in needed.ops),
+        table_initializers=tuple(_filling(needed.whole, traced.table_initializers, needed.ops)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Needed:
+    """What a traced program needs of its graph.
+
+    Attributes:
+        traced: the program, whose joints are taken apart.
+        whole: its graph.
+        recorded: those of its gradients of which a part is needed.
+        ops: the ops that are needed.
+        graph: these ops, and the inputs, in canonical form.
+    """
+
+    traced: TracedGraph
+    whole: GraphView
+    recorded: tuple[Gradient, ...]
+    ops: Set[str]
+    graph: tf.compat.v1.GraphDef
+
+    def item(self, view: GraphView) -> GraphItem:
+        """The program without what is combined; `view` is of its graph."""
+        variables = (one for one in self.traced.variables if one.name in view.nodes)
+        return GraphItem(
+            graph_def=self.graph.SerializeToString(deterministic=True),
+            variables=tuple(replace(variable, update_ops=view.writes[variable.name]) for variable in variables),
+            inputs=self.traced.inputs,
+            outputs=self.traced.outputs,
+            run_ops=self.traced.run_ops,
+        )
+
+
+def _needed(traced: TracedGraph) -> _Needed:
+    _require_own_names(traced)
+    traced = take_joints_apart(traced)
+    whole = GraphView(traced.graph)
+    ops = whole.ancestors([*(op_of(output.tensor) for output in traced.outputs), *traced.run_ops])
+    recorded = tuple(one for one in traced.gradients if any(op_of(name) in ops for name in one.tensors))
+    ops |= whole.ancestors(op_of(name) for gradient in recorded for name in gradient.tensors)
+    return _Needed(traced, whole, recorded, ops, canonical(traced.graph, ops | {one.name for one in traced.inputs}))
 
 
 def _filling(whole: GraphView, initializers: Iterable[str], needed: Set[str]) -> Iterator[str]:

@@ -4,9 +4,7 @@ It is long, as tracing, what a traced function may not be, and the binding of it
 """
 
 import inspect
-import re
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,14 +21,14 @@ from autodist_py.capture.assemble import (
     reject_idle_gradients,
     table_initializers,
 )
+from autodist_py.capture.doors.bound_graph import VariableUses, bound_graph, op_name
 from autodist_py.capture.doors.outside import require_no_strategy
 from autodist_py.capture.recording.gradients import GradientRecorder
 from autodist_py.capture.recording.layers import LayerRecorder
 from autodist_py.capture.recording.replica_contexts import refused_combinations
 from autodist_py.capture.shapes import static_shape
 from autodist_py.capture.traced import TracedGraph
-from autodist_py.kernel.ir.graph import READS_VARIABLE
-from autodist_py.kernel.ir.names import op_of, parse, unique_names
+from autodist_py.kernel.ir.names import unique_names
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Output
 
@@ -153,9 +151,9 @@ class _Trace:
         self.graph = tf_adapter.StepGraph(_function_name(self._function))
         self.recorder = GradientRecorder(self.graph)
         self.layers = LayerRecorder(self.graph)
-        self.uses = _VariableUses()
+        self.uses = VariableUses()
         self.creates_variables = False
-        names = unique_names([_op_name(argument.name) for argument in arguments], ())
+        names = unique_names([op_name(argument.name) for argument in arguments], ())
         with self.graph.as_default():
             self.placeholders = [
                 tf.compat.v1.placeholder(argument.spec.dtype, argument.spec.shape, name=name)
@@ -244,58 +242,9 @@ class Slot:
     index: int
 
 
-class _VariableUses:
-    """Which variables the traced ops use: their handles, and the paths that Keras gives them."""
-
-    def __init__(self) -> None:
-        self.by_handle: dict[int, Any] = {}
-        self.paths: dict[int, str] = {}
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(tf_adapter.handle_uses(self._on_use))
-            if "keras" in sys.modules:
-                stack.enter_context(self._keras_paths(sys.modules["keras"]))
-            yield
-
-    def _on_use(self, variable: Any) -> None:
-        known = self.by_handle.get(id(variable._handle))
-        if known is None or tf_adapter.is_lazy_read(known):
-            self.by_handle[id(variable._handle)] = variable
-
-    def _keras_paths(self, keras: Any) -> Any:
-        original = keras.Variable.value
-
-        def value(variable: Any) -> Any:
-            inner = original.fget(variable)
-            self.paths[id(variable._value)] = variable.path
-            return inner
-
-        return tf_adapter.patched(keras.Variable, "value", property(value))
-
-    def name(self, variable: Any) -> str:
-        """A variable's path, or the name that its creator gave it."""
-        return _op_name(self.paths.get(id(variable)) or parse(variable.name).op)
-
-
 def _assemble(trace: _Trace, options: CaptureOptions, user_step: Callable[..., Any]) -> CapturedFunction:
     graph, uses = trace.graph, trace.uses
-    if graph.deferred_external_captures:
-        raise CaptureError(
-            "the step captures values that are computed at each call (a deferred capture); pass them as arguments"
-        )
-    definition = graph.as_graph_def()
-    handles = {
-        inner.op.name: uses.by_handle[id(outer)] for outer, inner in graph.captures if id(outer) in uses.by_handle
-    }
-    taken = {node.name for node in definition.node if node.name not in handles}
-    named = dict(zip(handles, unique_names([uses.name(v) for v in handles.values()], taken), strict=True))
-    _bind_variables(definition, named, handles)
-    _free_results(definition, {tensor.op.name for tensor in graph.outputs})
-    variables = {named[op]: variable for op, variable in handles.items()}
-    state = {inner.op.name: outer for outer, inner in graph.captures if inner.op.name not in handles}
-
+    bound = bound_graph(graph, uses)
     outputs: dict[str, Output] = {}
     flat: list[int | None] = []
     results = iter(graph.outputs)
@@ -307,19 +256,13 @@ def _assemble(trace: _Trace, options: CaptureOptions, user_step: Callable[..., A
         outputs.setdefault(tensor.name, Output(tensor.name, tensor.dtype.name, static_shape(tensor.shape)))
         flat.append(list(outputs).index(tensor.name))
     gradients = tuple(
-        Gradient(named[gradient.handle.op.name], tuple(tensor.name for tensor in gradient.tensors))
+        Gradient(bound.named[gradient.handle.op.name], tuple(tensor.name for tensor in gradient.tensors))
         for gradient in trace.recorder.gradients
     )
-    original = {name: op for op, name in named.items()}
-
-    def tensor_of(name: str) -> tf.Tensor:
-        tensor = parse(name)
-        return graph.get_tensor_by_name(f"{original.get(tensor.op, tensor.op)}:{tensor.output}")
-
     item = assemble(
         TracedGraph(
-            graph=definition,
-            variables=mapped_variables(variables),
+            graph=bound.definition,
+            variables=mapped_variables(bound.variables),
             gradients=gradients,
             inputs=(
                 *(
@@ -333,13 +276,13 @@ def _assemble(trace: _Trace, options: CaptureOptions, user_step: Callable[..., A
                 ),
                 *(
                     Input(name, tensor.dtype.name, static_shape(tensor.shape), batched=False, kind="state")
-                    for name, tensor in state.items()
+                    for name, tensor in bound.state.items()
                 ),
             ),
             outputs=tuple(outputs.values()),
-            run_ops=_run_ops(graph),
+            run_ops=bound.run_ops,
             origins=dict(zip(gradients, (one.origin for one in trace.recorder.gradients), strict=True)),
-            tensor_of=tensor_of,
+            tensor_of=bound.tensor,
             layer_calls=trace.layers.calls,
             table_initializers=table_initializers(graph),
         ),
@@ -347,54 +290,20 @@ def _assemble(trace: _Trace, options: CaptureOptions, user_step: Callable[..., A
     )
     reject_idle_gradients(gradients, item)
     written = {variable.name for variable in item.variables if variable.update_ops}
-    reject_gradients_of_examples(written & {named[handle.op.name] for handle in trace.recorder.of_examples}, item)
+    reject_gradients_of_examples(written & {bound.named[handle.op.name] for handle in trace.recorder.of_examples}, item)
     kept = {variable.name for variable in item.variables}
     return CapturedFunction(
         item=item,
-        variables={name: variable for name, variable in variables.items() if name in kept},
-        state=state,
+        variables={name: variable for name, variable in bound.variables.items() if name in kept},
+        state=bound.state,
         result=Result(graph.structured_outputs, tuple(flat)),
         user_step=user_step,
         graph=graph,
     )
 
 
-def _run_ops(graph: Any) -> tuple[str, ...]:
-    """The ops that must run because of what they do, in graph order; a read does nothing by itself."""
-    must_run = {op.name for op in graph.control_outputs if op.type not in READS_VARIABLE}
-    return tuple(op.name for op in graph.get_operations() if op.name in must_run)
-
-
-def _free_results(graph: tf.compat.v1.GraphDef, results: Collection[str]) -> None:
-    """Let results be ready before the updates are: tf.function's tracing makes each wait for all that must run."""
-    for node in graph.node:
-        if node.name in results and node.op == "Identity":
-            del node.input[1:]
-
-
-def _bind_variables(graph: tf.compat.v1.GraphDef, named: Mapping[str, str], handles: Mapping[str, Any]) -> None:
-    """Turn the placeholders of captured handles into `VarHandleOp`s of the variables' names."""
-    for node in graph.node:
-        if node.name in handles:
-            variable = handles[node.name]
-            node.op, node.name = "VarHandleOp", named[node.name]
-            node.attr.clear()
-            node.attr["dtype"].type = variable.dtype.base_dtype.as_datatype_enum
-            node.attr["shape"].shape.CopyFrom(variable.shape.as_proto())
-            node.attr["shared_name"].s = node.name.encode()
-        for index, name in enumerate(node.input):
-            if op_of(name) in named:
-                node.input[index] = str(parse(name)._replace(op=named[op_of(name)]))
-
-
 def _function_name(function: Callable[..., Any]) -> str:
-    return _op_name(getattr(function, "__name__", type(function).__name__))
-
-
-def _op_name(text: str) -> str:
-    """`text` as the name of an op: what TensorFlow does not allow in one becomes `_`."""
-    cleaned = re.sub(r"[^A-Za-z0-9_.\\/-]", "_", text)
-    return cleaned if re.match(r"[A-Za-z0-9.]", cleaned) else f"v{cleaned}"
+    return op_name(getattr(function, "__name__", type(function).__name__))
 
 
 def step_signature(function: Callable[..., Any]) -> inspect.Signature:

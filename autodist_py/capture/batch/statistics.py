@@ -20,6 +20,7 @@ from autodist_py.capture.batch.insertion import Insertion
 from autodist_py.capture.batch.layouts.solver import solve
 from autodist_py.capture.batch.mixing import Mixing
 from autodist_py.capture.batch.regularizers import Separation
+from autodist_py.capture.batch.row_counts import rows_that_do_not_fit
 from autodist_py.capture.batch.shares import Shares
 from autodist_py.capture.batch.sparse_rows import Rows
 from autodist_py.capture.recording.gradients import Origin
@@ -122,7 +123,7 @@ def with_statistics(
     _require_always_run(insertion.statistics, whole)
     if shows_ops:
         outputs += tuple(solution.known_values(graph))
-    return replace(
+    done = replace(
         item,
         graph_def=insertion.graph_def().SerializeToString(deterministic=True)
         if insertion.is_needed
@@ -135,6 +136,7 @@ def with_statistics(
         mixtures=tuple(dict.fromkeys((*mixtures.values(), *refused, *joined))),
         inseparable_ops=tuple(dict.fromkeys((*separation.inseparable, *shares.unseen))),
     )
+    return replace(done, mixtures=(*done.mixtures, *rows_that_do_not_fit(done, solution, tensor_of)))
 
 
 def _of_each(

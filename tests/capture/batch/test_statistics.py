@@ -1,5 +1,6 @@
 """What capture finds out about values: what each is for the whole batch, and what is combined to make it so."""
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -374,3 +375,24 @@ def test_a_number_that_a_loss_reads_otherwise_too_is_left_as_it_is() -> None:
 
     (mixture,) = captured(step).mixtures
     assert "adds a sum over examples to what is a mean" in mixture
+
+
+def doubled_if_positive(value: tf.Tensor) -> tf.Tensor:
+    return tf.cond(tf.reduce_sum(value) > 0.0, lambda: value * 2.0, lambda: value - 1.0)
+
+
+@pytest.mark.parametrize("pair", [tf.add, tf.maximum, lambda a, b: tf.where(a > 0.0, a, b)])
+def test_rows_of_the_whole_batch_are_not_paired_with_those_of_a_replicas_own(pair: Callable[..., tf.Tensor]) -> None:
+    """The branch that only the result reads would be computed again for all rows, beside the other."""
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            shown, learnt = doubled_if_positive(tf.tanh(x * w)), doubled_if_positive(tf.tanh(x * w))
+            loss = tf.reduce_mean(learnt)
+        w.assign_sub(tape.gradient(loss, w))
+        return pair(shown, learnt)
+
+    w = tf.Variable(np.ones(3))
+    (mixture,) = captured(step).mixtures
+    assert re.search("takes rows in pairs: of '[^']+', which has those of the whole batch", mixture)
+    assert "of 'cond_1/Identity', which a loss reads" in mixture

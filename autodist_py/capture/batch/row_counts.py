@@ -1,0 +1,51 @@
+"""What reads rows of all examples beside rows of a replica's own: no number of rows fits both."""
+
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from autodist_py.capture.batch.layouts.solution import Solution
+from autodist_py.capture.recording.user_code import line_of
+from autodist_py.kernel.analysis.batch_layout.arithmetic import ADDITIVE, ELEMENTWISE
+from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout
+from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.ir.names import op_of, parse
+from autodist_py.proto.graph_item import GraphItem
+
+_ROW_BY_ROW = frozenset(ELEMENTWISE) | ADDITIVE | {"Sub", "Mul", "RealDiv", "Maximum", "Minimum"}
+"""Op types that take the rows of what they read in pairs."""
+
+
+def rows_that_do_not_fit(item: GraphItem, solution: Solution, tensor_of: Callable[[str], tf.Tensor]) -> Iterator[str]:
+    """Of each op that pairs rows of the whole batch with those of a replica's own: what it reads, and the user's line.
+
+    Replicas have combined the former for a result, or a write; the latter a loss reads.
+    """
+    joined = {op_of(one.tensor) for one in item.statistics if one.reduction == "rows"}
+    if not joined:
+        return
+    graph = GraphView(tf.compat.v1.GraphDef.FromString(item.graph_def))
+    made_of_all = graph.dataflow_descendants(joined)
+
+    def has_rows(tensor: str) -> bool:
+        shape = tensor_of(tensor).shape
+        return shape.rank is None or shape[:1].as_list() == [None]
+
+    def is_of_all(tensor: str) -> bool:
+        if op_of(tensor) not in made_of_all or op_of(tensor) in joined:
+            return op_of(tensor) in joined
+        return solution.layout(tensor) is BatchLayout.REPLICATED and has_rows(tensor)
+
+    def is_own(tensor: str) -> bool:
+        return op_of(tensor) not in made_of_all and solution.layout(tensor) is BatchLayout.MIXED and has_rows(tensor)
+
+    for node in graph.of_type(_ROW_BY_ROW):
+        reads = [str(parse(name)) for name in node.input if not name.startswith("^")]
+        of_all, own = list(filter(is_of_all, reads)), list(filter(is_own, reads))
+        if of_all and own:
+            line = line_of(tensor_of(f"{node.name}:0").op)
+            yield (
+                f"'{node.name}'{f' ({line})' if line else ''} takes rows in pairs: of '{of_all[0]}', which has those "
+                f"of the whole batch, and of '{own[0]}', which a loss reads, so that each replica has its own: return "
+                "the two, and pair them outside of the step"
+            )

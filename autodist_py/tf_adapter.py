@@ -1,17 +1,18 @@
 """All that the executor and the variables' copies use of TensorFlow's private modules."""
 
 import uuid
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.core.function.polymorphism import function_type as function_type_lib
 from tensorflow.python.client import pywrap_tf_session as c_api
 from tensorflow.python.client import session
 from tensorflow.python.data.experimental.ops import distribute
 from tensorflow.python.eager import context, record
-from tensorflow.python.framework import c_api_util, importer, stack, tensor_shape
+from tensorflow.python.eager.polymorphic_function import atomic_function
+from tensorflow.python.framework import auto_control_deps_utils, c_api_util, importer, ops, stack, tensor_shape
 from tensorflow.python.framework import func_graph as func_graph_module
 from tensorflow.python.ops import resource_variable_ops as variable_ops
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -46,27 +47,21 @@ def default_session(session: Any) -> AbstractContextManager[Any]:
     return context_manager
 
 
-Runner = Callable[[Sequence[tf.Tensor]], list[Any]]
-
-
 def traced_function(
     name: str, specs: Sequence[tf.TensorSpec], body: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
-) -> Runner:
+) -> "GraphFunction":
     """A TensorFlow function of flat tensors, without automatic control dependencies.
 
     Args:
         name: what the function is called in profiles.
         specs: the types of its inputs.
         body: builds it, from the inputs to the outputs.
-
-    Returns:
-        A callable that runs the function eagerly on a list of tensors.
     """
     graph = func_graph_module.FuncGraph(name)
     with graph.as_default():
         inputs = _placeholders(specs)
         outputs = body(inputs)
-    return _runner(graph, inputs, [tensor._as_tf_output() for tensor in outputs], [])
+    return _registered(graph, inputs, [tensor._as_tf_output() for tensor in outputs], [])
 
 
 def graph_function(
@@ -76,7 +71,8 @@ def graph_function(
     captured: Mapping[str, tf.Tensor],
     outputs: Sequence[str],
     targets: Sequence[str],
-) -> Runner:
+    callees: "Sequence[GraphFunction]" = (),
+) -> "GraphFunction":
     """A graph as a TensorFlow function, without automatic control dependencies.
 
     `tf.import_graph_def` makes a Python object for every op, which costs five times as much as all the rest; here the
@@ -86,12 +82,10 @@ def graph_function(
         name: what the function is called in profiles.
         definition: the graph, without the ops that `inputs` and `captured` stand for.
         inputs: the tensors of it that a call gives, by name (`op:0`), with their types.
-        captured: eager tensors that stand for others of its tensors.
+        captured: tensors, eager ones or of the default graph, that stand for others of its tensors.
         outputs: the tensors whose values a call returns.
         targets: the ops that must run beside.
-
-    Returns:
-        A callable that runs the function eagerly on a list of tensors.
+        callees: the registered functions of its library.
     """
     graph = func_graph_module.FuncGraph(name)
     with graph.as_default():
@@ -108,11 +102,12 @@ def graph_function(
             )
     finally:
         c_api.TF_DeleteBuffer(buffer)
-    return _runner(
+    return _registered(
         graph,
         placeholders,
         c_api.TF_ImportGraphDefResultsReturnOutputs(results.results),
         c_api.TF_ImportGraphDefResultsReturnOperations(results.results),
+        callees,
     )
 
 
@@ -120,26 +115,79 @@ def _placeholders(specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
     return [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
 
 
-def _runner(graph: Any, inputs: Sequence[tf.Tensor], outputs: Sequence[Any], targets: Sequence[Any]) -> Runner:
+class GraphFunction:
+    """A TensorFlow function of flat tensors, which is registered for as long as this object, or a graph, calls it."""
+
+    def __init__(self, name: str, captured: Sequence[tf.Tensor], count: int, callees: "Sequence[GraphFunction]" = ()):
+        """A function of the eager context, which is registered by now.
+
+        Args:
+            name: its name there.
+            captured: what it is given behind its arguments.
+            count: how many results it has.
+            callees: the functions that it calls.
+        """
+        self._runtime = context.context()
+        # It counts who uses the function, and removes the last one's from the context.
+        self._function: Any = atomic_function.AtomicFunction(
+            name, self._runtime, function_type_lib.FunctionType([]), [each._function for each in callees]
+        )
+        self._name, self._captured, self._count = name.encode(), list(captured), count
+
+    def __call__(self, tensors: Sequence[tf.Tensor]) -> list[Any]:
+        """Run it eagerly."""
+        with record.stop_recording():
+            return self._runtime.call_function(self._name, [*tensors, *self._captured], self._count) or []
+
+    def in_graph(
+        self, tensors: Sequence[Any], results: Sequence[tf.TensorSpec], only_read: Collection[tf.Tensor]
+    ) -> tf.Operation:
+        """An op of the default graph that runs it.
+
+        Args:
+            tensors: its arguments.
+            results: the types of its results.
+            only_read: those of the resources it is given that it does not write.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        graph._add_function_recursive(self._function)
+        given = [*tensors, *self._captured]
+        reads = {id(tensor) for tensor in only_read}
+        with record.stop_recording():
+            op = atomic_function.partitioned_call_op(
+                self._name,
+                given,
+                is_stateful=True,
+                tout=[spec.dtype.as_datatype_enum for spec in results],
+                config=self._runtime.function_call_options.config_proto_serialized,
+            )
+        for output, spec in zip(op.outputs, results, strict=True):
+            output.set_shape(spec.shape)
+        ops.set_int_list_attr(
+            op,
+            auto_control_deps_utils.READ_ONLY_RESOURCE_INPUTS_ATTR,
+            [index for index, tensor in enumerate(given) if id(tensor) in reads],
+        )
+        return op
+
+
+def _registered(
+    graph: Any,
+    inputs: Sequence[tf.Tensor],
+    outputs: Sequence[Any],
+    targets: Sequence[Any],
+    callees: Sequence[GraphFunction] = (),
+) -> GraphFunction:
     """Register all of `graph` as a function; `outputs` and `targets` are handles of the C API."""
     name = f"{graph.name}_{uuid.uuid4().hex[:12]}"
-    captured = list(graph.external_captures)
     arguments = [tensor._as_tf_output() for tensor in (*inputs, *graph.internal_captures)]
     with graph._c_graph.get() as c_graph:
         definition = c_api.TF_GraphToFunction_wrapper(
             c_graph, name, False, None, arguments, list(outputs), [], list(targets), [], None, ""
         )
-    runtime = context.context()
-    runtime.add_c_function(definition)
+    context.context().add_c_function(definition)
     c_api.TF_DeleteFunction(definition)
-    encoded, count = name.encode(), len(outputs)
-
-    def run(tensors: Sequence[tf.Tensor]) -> list[Any]:
-        with record.stop_recording():
-            return runtime.call_function(encoded, [*tensors, *captured], count) or []
-
-    weakref.finalize(run, forget_functions, [name]).atexit = False
-    return run
+    return GraphFunction(name, graph.external_captures, len(outputs), callees)
 
 
 def uninitialized_variable(name: str, dtype: tf.DType, shape: tf.TensorShape, *, trainable: bool) -> tf.Variable:
@@ -195,20 +243,14 @@ def shapes_of_tensorflow_2() -> Iterator[None]:
         tensor_shape._TENSORSHAPE_V2_OVERRIDE = before
 
 
-def register_functions(library: Any) -> list[str]:
-    """Make a graph's library functions callable in the eager context; returns their names.
+def registered_functions(library: Any) -> list[GraphFunction]:
+    """Make a graph's library functions callable in the eager context, for as long as the result is kept.
 
     Importing a graph into a function registers what the graph calls in the graph alone.
     """
     for function in library.function:
         context.context().add_function_def(function)
-    return [function.signature.name for function in library.function]
-
-
-def forget_functions(names: Sequence[str]) -> None:
-    """Undo `register_functions`."""
-    for name in names:
-        context.context().remove_function(name)
+    return [GraphFunction(each.signature.name, [], len(each.signature.output_arg)) for each in library.function]
 
 
 def sharded(dataset: tf.data.Dataset, policy: Any, *, num_shards: int, index: int) -> tf.data.Dataset:

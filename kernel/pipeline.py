@@ -27,7 +27,7 @@ from autodist_py.kernel.passes.unbranch import Unbranch
 from autodist_py.kernel.program import Channel, Lowered, Options, Program, ServerProgram, Shards
 from autodist_py.kernel.runner import AddedPass, Observer, Pass, run_passes, with_added
 from autodist_py.kernel.topology import Topology
-from autodist_py.proto.graph_item import GraphItem, Input
+from autodist_py.proto.graph_item import GraphItem, Input, Output
 from autodist_py.proto.strategy import Strategy
 from autodist_py.proto.synchronizers import Consistency
 
@@ -104,6 +104,10 @@ class CompiledProgram:
     schedule: Schedule
     collectives: tuple[Collective, ...]
     next_instance_key: int
+
+    def copies_of(self, output: Output) -> int:
+        """How many of the fetches are of `output`."""
+        return len(self.topology.local_replicas) if output.per_replica else 1
 
 
 def start(item: GraphItem, strategy: Strategy, topology: Topology, options: Options) -> Program:

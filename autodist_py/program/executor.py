@@ -1,7 +1,6 @@
 """The local program: a compiled graph as one TensorFlow function over the user's own variables."""
 
 import uuid
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -50,13 +49,22 @@ class Executor:
         """One step: a value for each of the program's fetches, from a tensor for each of the program's feeds."""
         return self._run(feeds)
 
+    def add_to_graph(self, feeds: Sequence[tf.Tensor]) -> tf.Operation:
+        """An op of the default graph that runs a step; its results are those of `run`."""
+        program = self._program
+        outputs = [output for output in program.item.outputs for _ in range(program.copies_of(output))]
+        results = [tf.TensorSpec(output.shape, tf.as_dtype(output.dtype)) for output in outputs]
+        writes = program.graph.writes
+        only_read = [tensor for name, tensor in self._given.items() if not writes.get(op_of(name), True)]
+        return self._run.in_graph(feeds, results, only_read)
+
     def server_function(self, function: ServerFunction) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
         """What the program's worker runs as a server, with the user's variables."""
         return self._function(f"{self._name}_server", function.graph, function.takes, function.gives, function.run_ops)
 
     def _function(
         self, name: str, view: GraphView, feeds: Sequence[TensorSpec], fetches: Sequence[str], run_ops: Sequence[str]
-    ) -> Callable[[Sequence[tf.Tensor]], list[Any]]:
+    ) -> tf_adapter.GraphFunction:
         inputs = [(_spelt(feed.name), tf.TensorSpec(feed.shape, feed.dtype)) for feed in feeds]
         given = {op_of(name) for name in (*self._given, *(name for name, _ in inputs))}
         handles = {node.name for node in view.of_type({VARIABLE_OP})}  # One that is not given is not used.
@@ -64,9 +72,8 @@ class Executor:
         _own_functions(graph, suffix=uuid.uuid4().hex[:12])
         if self._namespace:
             _share_iterators(graph, self._namespace)
-        names = tf_adapter.register_functions(graph.library)
-        weakref.finalize(self, tf_adapter.forget_functions, names).atexit = False
-        return tf_adapter.graph_function(name, graph, inputs, self._given, list(map(_spelt, fetches)), run_ops)
+        callees = tf_adapter.registered_functions(graph.library)
+        return tf_adapter.graph_function(name, graph, inputs, self._given, list(map(_spelt, fetches)), run_ops, callees)
 
 
 def _spelt(tensor: str) -> str:

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +16,14 @@ from autodist_py.proto.errors import CaptureError
 
 
 class VariableUses:
-    """Which variables the traced ops use: their handles, and the paths that Keras gives them."""
+    """Which variables the traced ops use: their handles, and the paths that Keras gives them.
 
-    def __init__(self) -> None:
+    Args:
+        container_of: the variable that Keras knows, of one that is a component of it.
+    """
+
+    def __init__(self, container_of: Callable[[Any], Any] = lambda variable: variable) -> None:
+        self._container_of = container_of
         self.by_handle: dict[int, Any] = {}
         self.paths: dict[int, str] = {}
 
@@ -47,7 +52,39 @@ class VariableUses:
 
     def name(self, variable: Any) -> str:
         """A variable's path, or the name that its creator gave it."""
-        return op_name(self.paths.get(id(variable)) or parse(variable.name).op)
+        return op_name(self.paths.get(id(self._container_of(variable))) or parse(variable.name).op)
+
+
+class NewVariables:
+    """Makes the variables that a traced function makes when it is first called, as Keras does, outside of its graph.
+
+    Args:
+        are_allowed: whether there may be any. As in tf.function, only in a first trace.
+        make: makes one of a creator and its arguments.
+    """
+
+    def __init__(self, *, are_allowed: bool, make: Callable[..., Any] = lambda creator, **given: creator(**given)):
+        self._are_allowed, self._make = are_allowed, make
+        self.are_made = False
+
+    def create(self, creator: Callable[..., Any], **kwargs: Any) -> Any:
+        """A creator of variables, for `tf.variable_creator_scope`.
+
+        Raises:
+            CaptureError: it would be made for every program, or its initial value is computed in the function.
+        """
+        initial = kwargs.get("initial_value")
+        if tf.is_symbolic_tensor(initial):
+            initial = tf.get_static_value(initial)
+        if not self._are_allowed or initial is None:
+            raise CaptureError(
+                f"a variable ({kwargs.get('name') or 'without a name'}) is created inside the step, which would make "
+                "it anew for every program. To keep one, create it before the step is first called, or once, with an "
+                "initial value that is not computed in the step"
+            )
+        self.are_made = True
+        with tf.init_scope():
+            return self._make(creator, **{**kwargs, "initial_value": initial})
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from autodist_py.capture.assemble import (
     reject_idle_gradients,
     table_initializers,
 )
-from autodist_py.capture.doors.bound_graph import VariableUses, bound_graph, op_name
+from autodist_py.capture.doors.bound_graph import NewVariables, VariableUses, bound_graph, op_name
 from autodist_py.capture.doors.outside import require_no_strategy
 from autodist_py.capture.recording.gradients import GradientRecorder
 from autodist_py.capture.recording.layers import LayerRecorder
@@ -145,20 +145,25 @@ class _Trace:
         is_shared_out: bool,
         is_second: bool = False,
     ):
-        self._is_shared_out, self._is_second = is_shared_out, is_second
+        self._is_shared_out = is_shared_out
+        self._new_variables = NewVariables(are_allowed=not is_second)
         self._function, self._autograph = tf_adapter.unwrap_function(function)
         self.arguments = arguments
         self.graph = tf_adapter.StepGraph(_function_name(self._function))
         self.recorder = GradientRecorder(self.graph)
         self.layers = LayerRecorder(self.graph)
         self.uses = VariableUses()
-        self.creates_variables = False
         names = unique_names([op_name(argument.name) for argument in arguments], ())
         with self.graph.as_default():
             self.placeholders = [
                 tf.compat.v1.placeholder(argument.spec.dtype, argument.spec.shape, name=name)
                 for argument, name in zip(arguments, names, strict=True)
             ]
+
+    @property
+    def creates_variables(self) -> bool:
+        """Whether the function has made variables."""
+        return self._new_variables.are_made
 
     def run(self, structure: Any) -> None:
         """Trace the function's body into the graph."""
@@ -209,23 +214,8 @@ class _Trace:
             stack.enter_context(self.uses.active())
             stack.enter_context(tf_adapter.inlined_functions(self.graph))
             stack.enter_context(self.graph.as_default())
-            stack.enter_context(tf.variable_creator_scope(self._create_outside))
+            stack.enter_context(tf.variable_creator_scope(self._new_variables.create))
             yield
-
-    def _create_outside(self, creator: Callable[..., Any], **kwargs: Any) -> Any:
-        # Keras creates weights and optimizer slots when they are first used: in the first trace.
-        initial = kwargs.get("initial_value")
-        if tf.is_symbolic_tensor(initial):
-            initial = tf.get_static_value(initial)
-        if self._is_second or initial is None:
-            raise CaptureError(
-                f"a variable ({kwargs.get('name') or 'without a name'}) is created inside the step, which would make "
-                "it anew for every program. To keep one, create it before the step is first called, or once, with an "
-                "initial value that is not computed in the step"
-            )
-        self.creates_variables = True
-        with tf.init_scope():
-            return creator(**{**kwargs, "initial_value": initial})
 
 
 def _refusal(error: BaseException | None) -> CaptureError | None:

@@ -1,0 +1,249 @@
+"""The door of replica functions: traced once, they say themselves what is combined over replicas, and when.
+
+What a function combines it *marks*: an `Identity` of its own passes on what is combined. Nothing else is: gradients,
+metrics and results are each replica's own, as in `tf.distribute`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from autodist_py.capture import tf_adapter
+from autodist_py.capture.assemble import assemble_marked, mapped_variables, table_initializers
+from autodist_py.capture.doors.bound_graph import BoundGraph, VariableUses, bound_graph, op_name
+from autodist_py.capture.recording.gradients import Origin
+from autodist_py.capture.shapes import static_shape
+from autodist_py.capture.traced import TracedGraph
+from autodist_py.kernel.ir.dataflow import analyse, varying_writes
+from autodist_py.proto.errors import CaptureError
+from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Output, Statistic
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedReplicaFunction:
+    """A replica function, captured.
+
+    Attributes:
+        item: the program of one replica.
+        variables: the variables that it uses, those of the first replica, by their names in the item.
+        state: tensors it closes over, which are the same on all replicas, by input name.
+        parts: the names of the inputs of which each replica is fed its own, in the order in which they were made.
+        results: for each of the function's results, in order, which of the item's outputs it is.
+    """
+
+    item: GraphItem
+    variables: Mapping[str, tf.Variable]
+    state: Mapping[str, tf.Tensor]
+    parts: tuple[str, ...]
+    results: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Marker:
+    """What is combined: a tensor, or indices, values and dense shape, as ops of their own pass it on."""
+
+    tensors: tuple[tf.Tensor, ...]
+    reduction: str
+
+    def is_gradient_of(self, variable: Any) -> bool:
+        """Whether it has the type and shape of a gradient of `variable`, which is trained."""
+        if not (variable.trainable and variable.dtype.is_floating):
+            return False
+        values, rank = self.tensors[len(self.tensors) // 2], variable.shape.rank
+        is_like = values.shape.rank == rank and values.dtype == variable.dtype.base_dtype
+        if len(self.tensors) == 3:
+            return bool(is_like and rank and values.shape[1:].as_list() == variable.shape[1:].as_list())
+        return self.reduction == "add" and is_like and values.shape.as_list() == variable.shape.as_list()
+
+
+class ReplicaTrace:
+    """One trace of a replica function: its graph, its parts, and what it marks.
+
+    Args:
+        name: of the function.
+        container_of: the variable that a replica's variable is a component of, or itself.
+        is_local: whether each replica has its own value of the variable with these components.
+    """
+
+    def __init__(self, name: str, container_of: Callable[[Any], Any], is_local: Callable[[Any], bool]):
+        self.graph = tf_adapter.StepGraph(op_name(name))
+        self._container_of, self._is_local = container_of, is_local
+        self._uses = VariableUses(container_of)
+        self._parts: list[tf.Tensor] = []
+        self._markers: list[_Marker] = []
+        self._owners: dict[int, Any] = {}
+        """By the position of a marker, the variable whose gradient it is."""
+        self._marker_of: dict[int, int] = {}
+        self._shared: dict[int, tf.Tensor] = {}
+        self._results: list[tf.Tensor] = []
+
+    def part(self, spec: tf.TensorSpec, name: str) -> tf.Tensor:
+        """A tensor of which each replica is fed its own."""
+        with self.graph.as_default():
+            placeholder = tf.compat.v1.placeholder(spec.dtype, spec.shape, name=op_name(name))
+        self._parts.append(placeholder)
+        return placeholder
+
+    @property
+    def is_outermost(self) -> bool:
+        """Whether ops are now made in the function itself: in no branch, loop or function inside it."""
+        return tf.compat.v1.get_default_graph() is self.graph and not tf_adapter.loop_or_branch(self.graph)
+
+    def has(self, value: Any) -> bool:
+        """Whether `value` is a tensor of the function, of which each replica may have another."""
+        return isinstance(value, tf.Tensor) and tf.is_symbolic_tensor(value) and value.graph is self.graph
+
+    def added(self, value: Any) -> Any:
+        """The sum of the replicas' values of a tensor; of IndexedSlices the slices, one after the other."""
+        if not isinstance(value, tf.IndexedSlices):
+            return self._marked("add", value)[0]
+        values, indices, shape = value.values, value.indices, value.dense_shape
+        shape = tf.constant([-1] * values.shape.rank, tf.int64) if shape is None else shape
+        marked = self._marked("rows", indices, values, shape)
+        return tf.IndexedSlices(marked[1], marked[0], None if value.dense_shape is None else marked[2])
+
+    def rows(self, value: tf.Tensor) -> tf.Tensor:
+        """The rows of the replicas' values, one after the other; all but their number is static."""
+        return self._marked("rows", value)[0]
+
+    def _marked(self, reduction: str, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        with tf.name_scope("combined"), tf.control_dependencies(None):
+            joined = tensors[:2] if reduction == "rows" else ()
+            marked = [tf.identity(_any_rows(tensor)) for tensor in joined]
+            marked += [tf.identity(tensor) for tensor in tensors[len(joined) :]]
+        self._marker_of[id(marked[len(marked) // 2])] = len(self._markers)
+        self._markers.append(_Marker(tuple(marked), reduction))
+        return marked
+
+    def is_update(self, variable: Any, value: Any) -> None:
+        """`variable` is updated by `value`: if that is computed from one thing marked, it is the variable's gradient.
+
+        `value` is followed back through what has the shape of one thing that it reads: a product with a factor has.
+        """
+        tensor = value.values if isinstance(value, tf.IndexedSlices) else value
+        while self.has(tensor) and id(tensor) not in self._marker_of:
+            reads = [tensor.op.inputs[tensor.value_index]] if tensor.op.type == "IdentityN" else tensor.op.inputs
+            alike = [each for each in reads if _is_like(each, tensor)]
+            tensor = alike[0] if len(alike) == 1 else None
+        if id(tensor) in self._marker_of:
+            self._owners.setdefault(self._marker_of[id(tensor)], variable)
+
+    def share(self, tensor: tf.Tensor) -> None:
+        """`tensor` is the same on all replicas, as the result of one thing that they did together."""
+        self._shared[id(tensor)] = tensor
+
+    def is_shared(self, tensor: tf.Tensor) -> bool:
+        """Whether it was said to be the same on all replicas."""
+        return id(tensor) in self._shared
+
+    @contextmanager
+    def tracing(self, make_outside: Callable[..., Any]) -> Iterator[None]:
+        """Trace in this context; variables that are made in it `make_outside(creator, **arguments)` makes."""
+        with ExitStack() as stack:
+            stack.enter_context(self._uses.active())
+            stack.enter_context(tf_adapter.inlined_functions(self.graph))
+            stack.enter_context(self.graph.as_default())
+            stack.enter_context(tf.variable_creator_scope(make_outside))
+            yield
+
+    def run(self, function: Callable[[], Sequence[tf.Tensor]]) -> None:
+        """Trace `function`, which returns those of its results that are tensors."""
+
+        def noted() -> list[tf.Tensor]:
+            self._results = list(function())
+            return self._results
+
+        tf_adapter.trace(noted, self.graph, (), {}, autograph=False)
+
+    def captured(self) -> CapturedReplicaFunction:
+        """What was traced, as a program.
+
+        Raises:
+            CaptureError: a variable of which there is one for all replicas is written.
+        """
+        bound = bound_graph(self.graph, self._uses)
+        outputs: dict[str, Output] = {}
+        results = []
+        for tensor, given in zip(self.graph.outputs, self._results, strict=True):
+            name, own = tensor.name, not self.is_shared(given)
+            outputs.setdefault(name, Output(name, tensor.dtype.name, static_shape(tensor.shape), per_replica=own))
+            results.append(list(outputs).index(name))
+        gradients = tuple(self._gradients(bound))
+        traced = TracedGraph(
+            graph=bound.definition,
+            variables=tuple(
+                replace(one, per_replica=self._is_local(self._container_of(bound.variables[one.name])))
+                for one in mapped_variables(bound.variables)
+            ),
+            gradients=gradients,
+            inputs=(
+                *(_input(part.op.name, part, "part") for part in self._parts),
+                *(_input(name, tensor, "state") for name, tensor in bound.state.items()),
+            ),
+            outputs=tuple(outputs.values()),
+            run_ops=bound.run_ops,
+            origins=dict.fromkeys(gradients, Origin()),
+            tensor_of=bound.tensor,
+            table_initializers=table_initializers(self.graph),
+        )
+        item = assemble_marked(traced, self._statistics(gradients))
+        for variable in item.variables:
+            if variable.update_ops:
+                self._require_component(variable.name, bound.variables[variable.name])
+        kept = {variable.name for variable in item.variables}
+        return CapturedReplicaFunction(
+            item=_with_own_variables(item),
+            variables={name: variable for name, variable in bound.variables.items() if name in kept},
+            state=bound.state,
+            parts=tuple(part.op.name for part in self._parts),
+            results=tuple(results),
+        )
+
+    def _gradients(self, bound: BoundGraph) -> Iterator[Gradient]:
+        names = {id(self._container_of(variable)): name for name, variable in bound.variables.items()}
+        for position, owner in sorted(self._owners.items()):
+            marker, name = self._markers[position], names.get(id(self._container_of(owner)))
+            if name is not None and marker.is_gradient_of(bound.variables[name]):
+                yield Gradient(name, tuple(tensor.name for tensor in marker.tensors), "add")
+
+    def _statistics(self, gradients: Sequence[Gradient]) -> Iterator[Statistic]:
+        """What is combined beside gradients; a dense shape is the same everywhere."""
+        taken = {tensor for gradient in gradients for tensor in gradient.tensors}
+        for marker in self._markers:
+            for tensor in marker.tensors[:2]:
+                if tensor.name not in taken:
+                    shape = tuple(tensor.shape.as_list())
+                    yield Statistic(tensor.name, tensor.dtype.name, shape, marker.reduction)
+
+    def _require_component(self, name: str, variable: Any) -> None:
+        if self._container_of(variable) is variable:
+            raise CaptureError(
+                f"variable '{name}' is written by each replica, and was made outside of the strategy's scope, so that "
+                "there is one for all. Make it within `with strategy.scope():`"
+            )
+
+
+def _with_own_variables(item: GraphItem) -> GraphItem:
+    """`item`, in which a variable that replicas write with what differs between them is each one's own."""
+    while written := {name for name, _ in varying_writes(item, analyse(item))}:
+        variables = (replace(one, per_replica=one.per_replica or one.name in written) for one in item.variables)
+        item = replace(item, variables=tuple(variables))
+    return item
+
+
+def _input(name: str, tensor: tf.Tensor, kind: str) -> Input:
+    return Input(name, tensor.dtype.name, static_shape(tensor.shape), batched=False, kind=kind)
+
+
+def _is_like(read: tf.Tensor, made: tf.Tensor) -> bool:
+    return read.shape.rank is not None and made.shape.rank is not None and read.shape.as_list() == made.shape.as_list()
+
+
+def _any_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """`tensor`, of which TensorFlow does not know how many rows it has."""
+    if tensor.shape[:1].as_list() == [None]:
+        return tensor
+    return tf.dynamic_partition(tensor, tf.zeros(tensor.shape[:1], tf.int32), 1)[0]

@@ -1,0 +1,118 @@
+"""How a mirrored strategy is implemented: TensorFlow's own, but that replica functions are traced once and compiled."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import tensorflow as tf
+
+from autodist_py.distribute import tf_adapter
+from autodist_py.distribute.compiled_function import call_once
+from autodist_py.distribute.replica_context import tracing_context
+from autodist_py.strategy_builders.base import StrategyBuilder
+
+
+class CompiledMirroredExtended(tf_adapter.MirroredExtended):
+    """`MirroredExtended` whose replicas are made by the kernel.
+
+    While a replica function is traced, it stands in one replica context: variables, Keras's optimizers and
+    `all_reduce` ask `_use_merge_call`, and go straight on, so that all that replicas tell one another arrives here.
+    """
+
+    def __init__(
+        self, strategy: Any, devices: Sequence[str] | None, cross_device_ops: Any, strategy_builder: StrategyBuilder
+    ):
+        super().__init__(strategy, devices, cross_device_ops or tf.distribute.ReductionToOneDevice())
+        self.strategy_builder = strategy_builder
+        self._clones: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+    @property
+    def _context(self) -> Any:
+        return tracing_context(self._container_strategy())
+
+    def _use_merge_call(self) -> bool:
+        return self._context is None and super()._use_merge_call()
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        if self._context is None:
+            return super()._replica_ctx_all_reduce(reduce_op, value, options)
+        return self._context.all_reduce_values(reduce_op, value)
+
+    def _replica_ctx_update(
+        self, variable: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Any, group: bool
+    ) -> Any:
+        if self._context is None:
+            return super()._replica_ctx_update(variable, function, args, kwargs, group)
+        self._context.note_update(variable, args)
+        return self._context.update(variable, function, args, kwargs)
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        context = self._context
+        if context is None:
+            return super()._reduce_to(reduce_op, value, destinations, options)
+        return tf.nest.map_structure(lambda each: context.reduce_to(reduce_op, each, destinations), value)
+
+    def _batch_reduce_to(self, reduce_op: Any, pairs: Sequence[tuple[Any, Any]], options: Any) -> Any:
+        if self._context is None:
+            return super()._batch_reduce_to(reduce_op, pairs, options)
+        return [self._reduce_to(reduce_op, value, destinations, options) for value, destinations in pairs]
+
+    def _gather_to_implementation(self, value: Any, destinations: Any, axis: Any, options: Any) -> Any:
+        if self._context is None or not isinstance(value, tf_adapter.DistributedValues):
+            return super()._gather_to_implementation(value, destinations, axis, options)
+        return self._context.gather_to(value, destinations, axis)
+
+    def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        if self._context is None or isinstance(tensor, float | int):
+            return super()._broadcast_to(tensor, destinations)
+        return self._context.everyones(tf.convert_to_tensor(tensor), destinations or self.worker_devices)
+
+    def _update(self, variable: Any, function: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
+        if self._context is None:
+            return super()._update(variable, function, args, kwargs, group)
+        with tf_adapter.update_context():
+            result = self._context.update(variable, function, args, kwargs)
+        return self._of_update(result, group)
+
+    def _update_non_slot(
+        self, colocate_with: Any, function: Callable[..., Any], args: Any, kwargs: Any, group: bool
+    ) -> Any:
+        context = self._context
+        if context is None:
+            return super()._update_non_slot(colocate_with, function, args, kwargs, group)
+        own = tf.nest.map_structure(context.own, (tuple(args), dict(kwargs or {})))
+        with tf_adapter.update_context():
+            result = function(*own[0], **own[1])
+        return self._of_update(result, group)
+
+    def _of_update(self, result: Any, group: bool) -> Any:
+        """What an update returns whose `result` all replicas have: alike, or each its own."""
+        if group:
+            return result
+        return tf.nest.map_structure(lambda leaf: [leaf] * self._num_replicas_in_sync, result)
+
+    @tf_adapter.do_not_convert
+    def _call_for_each_replica(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+        kwargs = kwargs or {}
+        if self._context is not None:  # In a merge_call: `Strategy.reduce` along an axis does so.
+            return self._context.called_within(function, args, kwargs)
+        if isinstance(function, tf_adapter.Function):
+            return self._compiled(function)(*args, **kwargs)
+        if tf_adapter.runs_eagerly():
+            return super()._call_for_each_replica(function, args, kwargs)
+        return self._called_once(tf_adapter.converted(function), args, kwargs)
+
+    def _called_once(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+        with tf_adapter.unconverted():
+            return call_once(self._container_strategy(), function, args, kwargs)
+
+    def _compiled(self, function: Any) -> Any:
+        """The tf.function `function`, whose body all replicas run together."""
+        if function not in self._clones:
+
+            @tf_adapter.do_not_convert
+            def body(*args: Any, **kwargs: Any) -> Any:
+                return self._called_once(tf_adapter.body_of(function), args, kwargs)
+
+            self._clones[function] = tf_adapter.clone(function, body)
+        return self._clones[function]

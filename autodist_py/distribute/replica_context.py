@@ -1,0 +1,180 @@
+"""The context in which a replica function is traced once, for all replicas of a strategy."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from autodist_py.capture.doors.replica_function import ReplicaTrace
+from autodist_py.distribute import tf_adapter
+from autodist_py.distribute.slices import Slices, added, joined
+
+
+class _Active(threading.local):
+    context: "TracedReplicaContext | None" = None
+
+
+_active = _Active()
+
+
+def tracing_context(strategy: Any) -> "TracedReplicaContext | None":
+    """The context in which a function is being traced, in this thread, for the replicas of `strategy`."""
+    found = _active.context
+    return found if found is not None and found.strategy is strategy else None
+
+
+class TracedReplicaContext(tf_adapter.ReplicaContext):
+    """A `tf.distribute.ReplicaContext` that stands for all replicas at once: their number is a tensor.
+
+    Variables are the first replica's components in it; the kernel gives each replica its own.
+    """
+
+    def __init__(self, strategy: Any, trace: ReplicaTrace):
+        super().__init__(strategy, 0)
+        self.trace = trace
+        self.num_replicas: int = strategy.num_replicas_in_sync
+        self._number = trace.part(tf.TensorSpec([], tf.int32), "replica_id_in_sync_group")
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Trace in this context."""
+        before, _active.context = _active.context, self
+        try:
+            with self:
+                yield
+        finally:
+            _active.context = before
+
+    @property
+    def replica_id_in_sync_group(self) -> tf.Tensor:
+        """The replica's number, an int32 scalar."""
+        return self._number
+
+    @property
+    def devices(self) -> list[Any]:
+        """The devices of the replica: as it stands for all, that of the first."""
+        return [self.strategy.extended.worker_devices[:1]]
+
+    def require_outermost(self, what: str) -> None:
+        """Refuse to combine values in a branch or loop.
+
+        Raises:
+            RuntimeError: ops are made there.
+        """
+        if not self.trace.is_outermost:
+            raise RuntimeError(
+                f"{what} is called in a branch or a loop, which some replicas may run and others not, so that they "
+                "would wait for one another. Call it before or after it, in the function that is given to run() itself"
+            )
+
+    def all_reduce_values(self, reduce_op: tf.distribute.ReduceOp, value: Any) -> Any:
+        """The sum, or the mean, of the replicas' values of each tensor in `value`."""
+        self.require_outermost("all_reduce()")
+        return tf.nest.map_structure(lambda each: self._reduced(reduce_op, tf_adapter.as_value(each)), value)
+
+    def _reduced(self, reduce_op: tf.distribute.ReduceOp, own: Any) -> Any:
+        total = added(self.trace, own, self.num_replicas)
+        if reduce_op != tf.distribute.ReduceOp.MEAN:
+            return total
+        if isinstance(total, tf.IndexedSlices):
+            return tf.IndexedSlices(total.values / self.num_replicas, total.indices, total.dense_shape)
+        return total / self.num_replicas
+
+    def _merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+        self.require_outermost("merge_call()")
+        merged = tf.nest.map_structure(self.merged, (tuple(args), dict(kwargs)))
+        with tf_adapter.cross_replica_context(self.strategy):
+            result = merge_fn(self.strategy, *merged[0], **merged[1])
+
+        def of_replica(leaf: Any) -> Any:
+            if isinstance(leaf, tf.Tensor) and self.trace.has(leaf):
+                self.trace.share(leaf)
+            return self.own(leaf)
+
+        return tf.nest.map_structure(of_replica, result)
+
+    def merged(self, leaf: Any) -> Any:
+        """What replicas' values of `leaf` are in a cross-replica context: one where it is one, else a PerReplica."""
+        if isinstance(leaf, tf_adapter.DistributedVariable):
+            return leaf
+        if isinstance(leaf, tf.Variable) and not tf_adapter.is_lazy_read(leaf):
+            return tf_adapter.container_of(leaf)
+        value = tf_adapter.as_value(leaf) if tf_adapter.is_lazy_read(leaf) else leaf
+        flat = tf.nest.flatten(value, expand_composites=True)
+        differs = any(self.trace.has(each) and not self.trace.is_shared(each) for each in flat)
+        return Slices(self.trace, value, self.num_replicas) if differs else value
+
+    def own(self, leaf: Any) -> Any:
+        """What a replica has of `leaf`, a value of a cross-replica context."""
+        if isinstance(leaf, Slices):
+            return leaf.own
+        if isinstance(leaf, tf_adapter.DistributedVariable) or not isinstance(leaf, tf_adapter.DistributedValues):
+            return leaf
+        first, *others = leaf.values
+        if all(each is first for each in others):
+            return first
+        return tf.nest.map_structure(
+            lambda *each: tf.gather(tf.stack(each), self._number), *leaf.values, expand_composites=True
+        )
+
+    def everyones(self, value: Any, destinations: Any) -> Any:
+        """`value`, which is the same on all replicas, as a value of a cross-replica context on `destinations`."""
+        if len(tf_adapter.devices_of(destinations)) == 1:
+            return value
+        return tf_adapter.Mirrored((value,) * self.num_replicas)
+
+    def reduce_to(self, reduce_op: tf.distribute.ReduceOp, value: Any, destinations: Any) -> Any:
+        """`value` of a cross-replica context, reduced."""
+        if isinstance(value, tf_adapter.SyncOnReadVariable):
+            value = Slices(self.trace, value.values[0].read_value(), self.num_replicas)
+        if isinstance(value, Slices):
+            self.require_outermost("reduce_to()")
+            total = self._reduced(reduce_op, value.own)
+            if isinstance(destinations, tf_adapter.DistributedVariable):
+                self.trace.is_update(destinations, total)
+            return self.everyones(total, destinations)
+        if not isinstance(value, tf_adapter.DistributedValues):
+            return tf_adapter.reduce_non_distributed_value(reduce_op, value, destinations, self.num_replicas)
+        if tf_adapter.is_mirrored(value) and reduce_op == tf.distribute.ReduceOp.MEAN:
+            return value
+        total = sum(value.values[1:], value.values[0])
+        mean = total / self.num_replicas if reduce_op == tf.distribute.ReduceOp.MEAN else total
+        return self.everyones(mean, destinations)
+
+    def gather_to(self, value: Any, destinations: Any, axis: Any) -> Any:
+        """`value` of a cross-replica context, gathered along `axis`."""
+        if isinstance(value, Slices):
+            self.require_outermost("gather()")
+            return self.everyones(joined(self.trace, value.own, axis, self.num_replicas), destinations)
+        return self.everyones(tf.concat(value.values, axis), destinations)
+
+    def note_update(self, variable: Any, args: Sequence[Any]) -> None:
+        """An optimizer updates `variable` by `args`: what is combined for them is its gradient."""
+        for leaf in tf.nest.flatten(tuple(args)):
+            self.trace.is_update(variable, leaf)
+
+    def _update(
+        self,
+        variable: Any,
+        function: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Any = None,
+        group: bool = True,
+    ) -> Any:
+        # A variable is assigned what it has aggregated: no gradient.
+        return self.update(variable, function, args, kwargs)
+
+    def update(self, variable: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+        """What `function` returns of the replica's component of `variable`, and of its own values of the arguments."""
+        own = tf.nest.map_structure(self.own, (tuple(args), dict(kwargs or {})))
+        component = variable.values[0] if isinstance(variable, tf_adapter.DistributedVariable) else variable
+        return function(component, *own[0], **own[1])
+
+    def called_within(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+        """What `function` returns in a replica context within a cross-replica one, for all replicas."""
+        own = tf.nest.map_structure(self.own, (tuple(args), dict(kwargs)))
+        with self:
+            result = function(*own[0], **own[1])
+        return tf.nest.map_structure(self.merged, result)

@@ -1,0 +1,107 @@
+"""All that `autodist_py.distribute` uses of TensorFlow's private modules."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.impl import api as autograph
+from tensorflow.python.distribute import cross_device_ops, distribute_lib, distribute_utils, mirrored_strategy, values
+from tensorflow.python.eager import context
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
+from tensorflow.python.ops import resource_variable_ops
+
+DistributedValues = values.DistributedValues
+DistributedVariable = values.DistributedVariable
+Function = polymorphic_function.Function
+Mirrored = values.Mirrored
+MirroredExtended = mirrored_strategy.MirroredExtended
+PerReplica = values.PerReplica
+ReplicaContext = distribute_lib.ReplicaContext
+SyncOnReadVariable = values.SyncOnReadVariable
+
+reduce_non_distributed_value = cross_device_ops.reduce_non_distributed_value
+regroup = distribute_utils.regroup
+update_regroup = distribute_utils.update_regroup
+do_not_convert = tf.autograph.experimental.do_not_convert
+
+
+def container_of(variable: Any) -> Any:
+    """The distributed variable that `variable` is a component of; `variable` itself, where it is of none."""
+    for holder in (variable, getattr(variable, "_handle", None)):
+        reference = getattr(holder, "_distributed_container", None)
+        if reference is not None:
+            return reference()
+    return variable
+
+
+def handle_of(variable: Any) -> Any:
+    """The resource tensor of a variable, without making an op."""
+    return variable._handle
+
+
+def is_sync_on_read(variable: Any) -> bool:
+    """Whether each replica has its own value of `variable`, until it is read outside of `run`."""
+    return distribute_utils.is_sync_on_read(variable)
+
+
+def is_mirrored(value: Any) -> bool:
+    """Whether the replicas' values of `value` are kept equal."""
+    return distribute_utils.is_mirrored(value)
+
+
+def is_lazy_read(variable: Any) -> bool:
+    """Whether `variable` is what an assignment returns."""
+    return isinstance(variable, resource_variable_ops._UnreadVariable)
+
+
+def devices_of(destinations: Any) -> Sequence[str]:
+    """The devices that `destinations`, a variable, a value or a device's name, stands for."""
+    return cross_device_ops.get_devices_from(destinations)
+
+
+@contextmanager
+def cross_replica_context(strategy: Any) -> Iterator[None]:
+    """What is done within is done for all replicas of `strategy` together."""
+    distribute_lib._push_per_thread_mode(distribute_lib._CrossReplicaThreadMode(strategy))
+    try:
+        yield
+    finally:
+        distribute_lib._pop_per_thread_mode()
+
+
+def update_context() -> Any:
+    """What is done within is done to the first replica's components."""
+    return distribute_lib.UpdateContext(0)
+
+
+def converted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` through autograph, if what calls it is."""
+    return autograph.tf_convert(function, ag_ctx.control_status_ctx())
+
+
+def body_of(function: Any) -> Callable[..., Any]:
+    """The Python function inside the tf.function `function`, through autograph if that is so."""
+    body = function.python_function
+    return autograph.tf_convert(body, ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)) if function._autograph else body
+
+
+def unconverted() -> Any:
+    """What is called within the context is not converted by autograph."""
+    return ag_ctx.ControlStatusCtx(ag_ctx.Status.DISABLED)
+
+
+def clone(function: Any, body: Callable[..., Any]) -> Any:
+    """A tf.function like `function` that runs `body`."""
+    return function._clone(python_function=body)
+
+
+def runs_eagerly() -> bool:
+    """Whether ops are run as they are made."""
+    return context.executing_eagerly()
+
+
+def as_value(leaf: Any) -> Any:
+    """`leaf`, a tensor, a variable or a number, as what ops read: IndexedSlices and other composites as they are."""
+    return leaf if isinstance(leaf, tf.IndexedSlices) else tf.convert_to_tensor(leaf)

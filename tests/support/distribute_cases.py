@@ -1,0 +1,459 @@
+"""Programs of `tf.distribute`, each a function of a strategy: what it returns and leaves behind is compared.
+
+They are run under TensorFlow's own strategy and under ours, in processes of their own: see `tests/distribute`.
+"""
+
+import importlib
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+STEPS = 5
+Case = Callable[[Any], Any]
+CASES: dict[str, Case] = {}
+REPLICA = tf.distribute.get_replica_context
+SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
+
+
+def case(function: Case) -> Case:
+    CASES[function.__name__] = function
+    return function
+
+
+def data(rows: int = 12, features: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(1)
+    return rng.normal(size=(rows, features)).astype(np.float32), rng.integers(0, 3, rows)
+
+
+def components(variables: Any) -> list[Any]:
+    """Each replica's component of variables, Keras's and TensorFlow's, by their paths."""
+    found = []
+    for variable in variables:
+        inner = getattr(variable, "value", variable)
+        inner = inner if isinstance(inner, tf.Variable) else variable
+        found.append([one.numpy() for one in getattr(inner, "values", [inner])])
+    return found
+
+
+def own_parts(strategy: Any, value: np.ndarray) -> Any:
+    """Each replica's rows of `value`, of different numbers."""
+    n = strategy.num_replicas_in_sync
+    bounds = [0, *(len(value) * (one + 1) // n + (one % 2) for one in range(n - 1)), len(value)]
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(
+            value[bounds[context.replica_id_in_sync_group] : bounds[context.replica_id_in_sync_group + 1]]
+        )
+    )
+
+
+def network(width: int = 5, *, batch_norm: bool | str = False) -> keras.Model:
+    keras.utils.set_random_seed(3)
+    layers: list[Any] = [keras.layers.Dense(width, activation="tanh")]
+    if batch_norm:
+        layers.append(keras.layers.BatchNormalization(synchronized=batch_norm == "synchronized"))
+    model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(3)])
+    return model
+
+
+def trained_by_loop(strategy: Any, optimizer: Callable[[], Any], **options: Any) -> Any:
+    x, y = data()
+    with strategy.scope():
+        model, made = network(**options), optimizer()
+        seen = keras.metrics.Mean()
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+
+    def replica_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            losses = loss_of(y, model(x, training=True))
+            loss = tf.reduce_sum(losses) / len(data()[0])
+        made.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+        )
+        seen.update_state(losses)
+        return loss
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        losses = strategy.run(replica_step, args=(x, y))
+        return strategy.reduce(SUM, losses, axis=None)
+
+    totals = [step(own_parts(strategy, x), own_parts(strategy, y)) for _ in range(STEPS)]
+    return totals, seen.result(), components([*model.variables, *made.variables, *seen.variables])
+
+
+@case
+def sgd_with_momentum(strategy: Any) -> Any:
+    return trained_by_loop(strategy, lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True))
+
+
+@case
+def adam_with_global_clipnorm(strategy: Any) -> Any:
+    return trained_by_loop(strategy, lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.1))
+
+
+@case
+def adamw_with_ema(strategy: Any) -> Any:
+    return trained_by_loop(strategy, lambda: keras.optimizers.AdamW(0.05, use_ema=True, ema_momentum=0.8))
+
+
+@case
+def batch_normalization(strategy: Any) -> Any:
+    return trained_by_loop(strategy, lambda: keras.optimizers.SGD(0.1), batch_norm=True)
+
+
+@case
+def synchronized_batch_normalization(strategy: Any) -> Any:
+    return trained_by_loop(strategy, lambda: keras.optimizers.SGD(0.1), batch_norm="synchronized")
+
+
+def sparse_embedding(strategy: Any, optimizer: Callable[[], Any]) -> Any:
+    rng = np.random.default_rng(2)
+    ids, y = rng.integers(0, 7, (12, 2)), rng.normal(size=(12, 1)).astype(np.float32)
+    with strategy.scope():
+        keras.utils.set_random_seed(3)
+        table = keras.layers.Embedding(7, 3)
+        table.build(None)
+        made = optimizer()
+
+    def replica_step(ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((tf.reduce_sum(table(ids), axis=[1, 2])[:, None] - y) ** 2) / 12.0
+        made.apply_gradients(
+            zip(tape.gradient(loss, table.trainable_variables), table.trainable_variables, strict=True)
+        )
+        return loss
+
+    step = tf.function(lambda ids, y: strategy.run(replica_step, (ids, y)))
+    results = [
+        strategy.experimental_local_results(step(own_parts(strategy, ids), own_parts(strategy, y)))
+        for _ in range(STEPS)
+    ]
+    return results, components([*table.variables, *made.variables])
+
+
+@case
+def embedding_under_sgd(strategy: Any) -> Any:
+    return sparse_embedding(strategy, lambda: keras.optimizers.SGD(0.1))
+
+
+@case
+def embedding_under_adam(strategy: Any) -> Any:
+    return sparse_embedding(strategy, lambda: keras.optimizers.Adam(0.1))
+
+
+@case
+def fit_evaluate_predict(strategy: Any) -> Any:
+    x, y = data(30)
+    with strategy.scope():
+        model = network(batch_norm=True)
+        model.compile(
+            keras.optimizers.Adam(0.05),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    history = model.fit(x, y, batch_size=12, epochs=2, shuffle=False, verbose=0, validation_data=(x[:6], y[:6]))
+    return (
+        history.history,
+        model.evaluate(x, y, batch_size=12, verbose=0),
+        model.predict(x, batch_size=12, verbose=0),
+        components(model.variables),
+        components(model.optimizer.variables),
+    )
+
+
+@case
+def all_reduce_of_a_structure(strategy: Any) -> Any:
+    def replica_step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = {"a": tf.reduce_sum(x), "b": [tf.reduce_sum(x, axis=0), tf.reduce_max(x) * tf.ones([2, 3])]}
+            sums = REPLICA().all_reduce(SUM, value)
+            means = REPLICA().all_reduce("MEAN", value)
+            y = tf.square(sums["a"]) + tf.reduce_sum(means["b"][0] ** 3)
+        return sums, means, tape.gradient(y, x)
+
+    results = tf.function(lambda x: strategy.run(replica_step, (x,)))(own_parts(strategy, data()[0]))
+    return tf.nest.map_structure(strategy.experimental_local_results, results)
+
+
+@case
+def all_reduce_of_ints_and_sparse(strategy: Any) -> Any:
+    def replica_step(x: tf.Tensor) -> Any:
+        slices = tf.IndexedSlices(x, tf.range(tf.shape(x)[0]), tf.constant([20, 4]))
+        reduced = REPLICA().all_reduce(SUM, slices)
+        mean = REPLICA().all_reduce(MEAN, slices)
+        return (
+            REPLICA().all_reduce(SUM, tf.shape(x)[0]),
+            REPLICA().all_reduce(SUM, tf.cast(tf.size(x), tf.int64)),
+            tf.convert_to_tensor(reduced),
+            tf.convert_to_tensor(mean),
+        )
+
+    results = tf.function(lambda x: strategy.run(replica_step, (x,)))(own_parts(strategy, data()[0]))
+    return tf.nest.map_structure(strategy.experimental_local_results, results)
+
+
+@case
+def all_gather_and_its_gradient(strategy: Any) -> Any:
+    def replica_step(x: tf.Tensor) -> Any:
+        number = tf.cast(REPLICA().replica_id_in_sync_group + 1, tf.float32)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            rows = REPLICA().all_gather(x, axis=0)
+            columns = REPLICA().all_gather(tf.ones([2, 3]) * number, axis=1)
+            y = tf.reduce_sum(rows**2 * tf.range(12.0)[:, None])
+        ragged = REPLICA().all_gather(tf.transpose(x), axis=1)
+        return rows, columns, ragged, tape.gradient(y, x)
+
+    results = tf.function(lambda x: strategy.run(replica_step, (x,)))(own_parts(strategy, data()[0]))
+    return tf.nest.map_structure(strategy.experimental_local_results, results)
+
+
+@case
+def merge_calls(strategy: Any) -> Any:
+    with strategy.scope():
+        v = tf.Variable([1.0, 2.0])
+
+    def merge(strategy: Any, value: Any, other: Any, factor: float) -> Any:
+        total, mean = strategy.extended.batch_reduce_to(SUM, [(value, v), (other, v)])
+        updated = strategy.extended.update(v, lambda v, x: v.assign_add(factor * x), args=(total,))
+        first = strategy.experimental_local_results(value)[0]
+        last = strategy.experimental_local_results(other)[-1]
+        return total, mean, first, last, value, strategy.extended.reduce_to("MEAN", other, "/device:CPU:0"), updated
+
+    def replica_step(x: tf.Tensor) -> Any:
+        own = tf.reduce_sum(x[:, :2], axis=0)
+        return REPLICA().merge_call(merge, args=(own, own * 2.0), kwargs={"factor": 0.5})[:-1], v.read_value()
+
+    step = tf.function(lambda x: strategy.run(replica_step, (x,)))
+    results = [step(own_parts(strategy, data()[0])) for _ in range(STEPS)]
+    return tf.nest.map_structure(strategy.experimental_local_results, results), components([v])
+
+
+@case
+def assignments_of_each_aggregation(strategy: Any) -> Any:
+    kinds = ["SUM", "MEAN", "ONLY_FIRST_REPLICA", "NONE"]
+    with strategy.scope():
+        variables = [tf.Variable(1.0, aggregation=getattr(tf.VariableAggregation, kind)) for kind in kinds]
+        count = tf.Variable(0, aggregation=tf.VariableAggregation.SUM, dtype=tf.int64)
+
+    def replica_step(x: tf.Tensor) -> Any:
+        for variable in variables:
+            variable.assign_add(tf.reduce_sum(x))
+        count.assign_add(tf.cast(tf.shape(x)[0], tf.int64))
+        return [variable.read_value() for variable in variables]
+
+    step = tf.function(lambda x: strategy.run(replica_step, (x,)))
+    results = [step(own_parts(strategy, data()[0])) for _ in range(STEPS)]
+    return tf.nest.map_structure(strategy.experimental_local_results, results), components([*variables, count])
+
+
+@case
+def sync_on_read(strategy: Any) -> Any:
+    on_read = tf.VariableSynchronization.ON_READ
+    with strategy.scope():
+        total = tf.Variable(0.0, synchronization=on_read, aggregation=tf.VariableAggregation.SUM)
+        mean = tf.Variable(0.0, synchronization=on_read, aggregation=tf.VariableAggregation.MEAN)
+        first = tf.Variable(0.0, synchronization=on_read, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+
+    def replica_step(x: tf.Tensor) -> Any:
+        for variable in (total, mean, first):
+            variable.assign_add(tf.reduce_sum(x))
+        return total.read_value()
+
+    @tf.function
+    def step(x: Any) -> Any:
+        result = strategy.run(replica_step, (x,))
+        return result, total.read_value(), mean.read_value()
+
+    results = [step(own_parts(strategy, data()[0])) for _ in range(STEPS)]
+    read = [total.numpy(), mean.numpy(), first.numpy()]
+    return tf.nest.map_structure(strategy.experimental_local_results, results), read, components([total, mean, first])
+
+
+@case
+def a_loop_over_a_distributed_dataset(strategy: Any) -> Any:
+    x, _ = data(20)
+    with strategy.scope():
+        w = tf.Variable(tf.ones([4, 1]))
+        optimizer = keras.optimizers.SGD(0.01)
+    batches = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(x).batch(6))
+
+    def replica_step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((x @ w) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, w), w)])
+        return loss
+
+    @tf.function
+    def epoch() -> tf.Tensor:
+        total = 0.0
+        for batch in batches:
+            total += strategy.reduce(SUM, strategy.run(replica_step, (batch,)), axis=None)
+        return total
+
+    with strategy.scope():
+        optimizer.build([w])
+    return [epoch() for _ in range(3)], components([w, *optimizer.variables])
+
+
+@case
+def variables_made_in_the_first_call(strategy: Any) -> Any:
+    class Holder(tf.Module):
+        v: Any = None
+
+    holder = Holder()
+
+    @tf.function
+    def step(x: Any) -> Any:
+        def replica_step(x: tf.Tensor) -> tf.Tensor:
+            if holder.v is None:
+                holder.v = tf.Variable(tf.ones([4]), aggregation=tf.VariableAggregation.SUM)
+            holder.v.assign_add(tf.reduce_sum(x, axis=0))
+            return holder.v * 2.0
+
+        return strategy.run(replica_step, (x,))
+
+    results = [step(own_parts(strategy, data()[0])) for _ in range(STEPS)]
+    return tf.nest.map_structure(strategy.experimental_local_results, results), components([holder.v])
+
+
+@case
+def slots_made_in_the_first_step(strategy: Any) -> Any:
+    with strategy.scope():
+        v = keras.Variable(2.0)
+    optimizer_of: list[Any] = []
+    with strategy.scope():
+        optimizer_of.append(keras.optimizers.Adam(0.1))
+
+    def replica_step() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = v.value * v.value * tf.cast(REPLICA().replica_id_in_sync_group + 1, tf.float32)
+        optimizer_of[0].apply_gradients([(tape.gradient(loss, v.value), v)])
+        return loss
+
+    step = tf.function(lambda: strategy.run(replica_step))
+    results = [strategy.experimental_local_results(step()) for _ in range(STEPS)]
+    return results, components([v, *optimizer_of[0].variables])
+
+
+@case
+def structures_and_python_values(strategy: Any) -> Any:
+    constant = tf.constant([5.0, 6.0])
+    with strategy.scope():
+        v = tf.Variable(3.0)
+
+    def replica_step(x: tf.Tensor, flag: bool, none: Any) -> Any:
+        assert none is None
+        return {"x": x * 2.0, "flag": flag, "outer": constant, "nested": [(x[0], "text", 3)], "v": v, "none": none}
+
+    result = tf.function(lambda x: strategy.run(replica_step, (x, True), {"none": None}))(
+        own_parts(strategy, data()[0])
+    )
+    flat = strategy.experimental_local_results(result["x"]), strategy.experimental_local_results(result["nested"][0][0])
+    kept = [result["flag"], result["nested"][0][1], result["nested"][0][2], result["none"] is None]
+    return flat, [str(one) for one in kept], strategy.experimental_local_results(result["outer"])
+
+
+@case
+def a_function_given_to_run_eagerly(strategy: Any) -> Any:
+    with strategy.scope():
+        v = tf.Variable(1.0, aggregation=tf.VariableAggregation.MEAN)
+
+    @tf.function
+    def replica_step(x: tf.Tensor) -> tf.Tensor:
+        own = tf.reduce_sum(x)
+        if own > 0.0:
+            own *= 3.0
+        v.assign_add(own)
+        return own
+
+    results = [strategy.run(replica_step, (own_parts(strategy, data()[0]),)) for _ in range(STEPS)]
+    eager = strategy.run(lambda x: tf.reduce_sum(x) + v, (own_parts(strategy, data()[0]),))
+    return tf.nest.map_structure(strategy.experimental_local_results, (results, eager)), components([v])
+
+
+@case
+def reduce_along_an_axis_and_gather(strategy: Any) -> Any:
+    parts = own_parts(strategy, data()[0])
+
+    @tf.function
+    def step(parts: Any) -> Any:
+        doubled = strategy.run(lambda x: x * 2.0, (parts,))
+        return (
+            strategy.reduce(SUM, doubled, axis=0),
+            strategy.reduce(MEAN, doubled, axis=0),
+            strategy.gather(doubled, axis=0),
+        )
+
+    return step(parts)
+
+
+@case
+def a_legacy_optimizer(strategy: Any) -> Any:
+    with strategy.scope():
+        v = tf.Variable([1.0, -2.0])
+        optimizer = tf.compat.v1.train.AdamOptimizer(0.1)
+        optimizer_2 = tf.compat.v1.train.MomentumOptimizer(0.1, 0.9)
+
+    def replica_step(x: tf.Tensor) -> tf.Tensor:
+        for each in (optimizer, optimizer_2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((x[:, :2] * v) ** 2)
+            each.apply_gradients([(tape.gradient(loss, v), v)])
+        return loss
+
+    @tf.function
+    def step(x: Any) -> Any:
+        return strategy.run(replica_step, (x,))
+
+    results = [strategy.experimental_local_results(step(own_parts(strategy, data()[0]))) for _ in range(STEPS)]
+    slots = [optimizer.get_slot(v, "m"), optimizer.get_slot(v, "v"), optimizer_2.get_slot(v, "momentum")]
+    return results, components([v, *slots])
+
+
+@case
+def dropout_draws_one_mask(strategy: Any) -> Any:
+    with strategy.scope():
+        layer = keras.layers.Dropout(0.5, seed=7)
+
+    step = tf.function(lambda: strategy.run(lambda: layer(tf.ones([6]), training=True)))
+    results = [strategy.experimental_local_results(step()) for _ in range(STEPS)]
+    return results, components(layer.variables)
+
+
+def made(kind: str, replicas: int) -> Any:
+    devices = [f"/cpu:{index}" for index in range(replicas)]
+    if kind == "tensorflow":
+        return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
+    return importlib.import_module("autodist_py.distribute").MirroredStrategy(devices)
+
+
+def as_arrays(value: Any) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in tf.nest.flatten(value)]
+
+
+def main(kind: str, replicas: int, folder: str, only: list[str]) -> None:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
+    for name, function in CASES.items():
+        if only and name not in only:
+            continue
+        try:
+            arrays = as_arrays(function(made(kind, replicas)))
+        except Exception:
+            text = traceback.format_exc()
+            print(name, text[-3000:], flush=True)
+            with open(f"{folder}/{name}.error", "w") as file:
+                file.write(text)
+            continue
+        np.savez(f"{folder}/{name}.npz", *arrays)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:])

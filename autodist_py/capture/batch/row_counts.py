@@ -16,10 +16,13 @@ _ROW_BY_ROW = frozenset(ELEMENTWISE) | ADDITIVE | {"Sub", "Mul", "RealDiv", "Max
 """Op types that take the rows of what they read in pairs."""
 
 
-def rows_that_do_not_fit(item: GraphItem, solution: Solution, tensor_of: Callable[[str], tf.Tensor]) -> Iterator[str]:
+def rows_that_do_not_fit(
+    item: GraphItem, captured: GraphView, solution: Solution, tensor_of: Callable[[str], tf.Tensor]
+) -> Iterator[str]:
     """Of each op that pairs rows of the whole batch with those of a replica's own: what it reads, and the user's line.
 
-    Replicas have combined the former for a result, or a write; the latter a loss reads.
+    Replicas have combined the former for a result, or a write; the latter a loss reads. `captured` is the graph before
+    anything was combined.
     """
     joined = {op_of(one.tensor) for one in item.statistics if one.reduction == "rows"}
     if not joined:
@@ -40,7 +43,10 @@ def rows_that_do_not_fit(item: GraphItem, solution: Solution, tensor_of: Callabl
         return op_of(tensor) not in made_of_all and solution.layout(tensor) is BatchLayout.MIXED and has_rows(tensor)
 
     for node in graph.of_type(_ROW_BY_ROW):
-        reads = [str(parse(name)) for name in node.input if not name.startswith("^")]
+        if node.name not in captured.nodes:
+            continue
+        known = captured.nodes.keys() | joined
+        reads = [str(parse(name)) for name in node.input if not name.startswith("^") and op_of(name) in known]
         of_all, own = list(filter(is_of_all, reads)), list(filter(is_own, reads))
         if of_all and own:
             line = line_of(tensor_of(f"{node.name}:0").op)

@@ -136,7 +136,7 @@ def with_statistics(
         mixtures=tuple(dict.fromkeys((*mixtures.values(), *refused, *joined))),
         inseparable_ops=tuple(dict.fromkeys((*separation.inseparable, *shares.unseen))),
     )
-    return replace(done, mixtures=(*done.mixtures, *rows_that_do_not_fit(done, solution, tensor_of)))
+    return replace(done, mixtures=(*done.mixtures, *rows_that_do_not_fit(done, graph, solution, tensor_of)))
 
 
 def _of_each(

@@ -1,6 +1,7 @@
 """All that the executor and the variables' copies use of TensorFlow's private modules."""
 
 import uuid
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
@@ -132,6 +133,10 @@ class GraphFunction:
         self._function: Any = atomic_function.AtomicFunction(
             name, self._runtime, function_type_lib.FunctionType([]), [each._function for each in callees]
         )
+        # When Python ends the count does not come to nothing: threads of the runtime may be at work.
+        key = (self._runtime.function_scope_id, self._function.name)
+        atomic_function.RUNTIME_FUNCTION_REFS[key] += 1
+        weakref.finalize(self, _release, key).atexit = False
         self._name, self._captured, self._count = name.encode(), list(captured), count
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> list[Any]:
@@ -169,6 +174,10 @@ class GraphFunction:
             [index for index, tensor in enumerate(given) if id(tensor) in reads],
         )
         return op
+
+
+def _release(key: tuple[int, bytes]) -> None:
+    atomic_function.RUNTIME_FUNCTION_REFS[key] -= 1
 
 
 def _registered(

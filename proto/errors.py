@@ -7,6 +7,9 @@ An error that is about an argument's value is also a `ValueError`; one about a r
 class AutoDistError(Exception):
     """The base of every error below. Its text can be encoded, whatever bytes a file or an argument had."""
 
+    ag_pass_through = True
+    """Autograph leaves it as it is: it would make another class's of it."""
+
     def __init__(self, *arguments: object) -> None:
         super().__init__(*(_encodable(one) if isinstance(one, str) else one for one in arguments))
 

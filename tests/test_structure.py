@@ -109,7 +109,7 @@ def test_what_ends_with_the_process_is_in_one_stack():
     assert registering == ["autodist_py/cluster/exit_stack.py"]
     lines = [line.strip() for path in sources(LIBRARY) for line in (ROOT / path).read_text().splitlines()]
     finalizers = [line for line in lines if line.startswith("weakref.finalize(")]
-    assert len(finalizers) == 2
+    assert len(finalizers) == 3
     before_the_stack = [line for line in finalizers if not line.endswith(".atexit = False")]
     assert before_the_stack == []
 

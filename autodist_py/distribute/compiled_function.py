@@ -112,6 +112,7 @@ class _Traced:
             for position, value in enumerate(values)
         }
         ran = executor.add_to_graph([fed[name] for name, _ in program.feeds])
+        tf_adapter.on_gradient(ran, self._refuse_gradient)
         fetched = list(self._fetched(program, ran.outputs))
         results = iter(captured.results)
         values: list[list[Any]] = []
@@ -125,6 +126,12 @@ class _Traced:
                 tf.nest.pack_sequence_as(self._result, [value[position] for value in values], expand_composites=True)
                 for position in range(self._context.num_replicas)
             )
+        )
+
+    def _refuse_gradient(self, *_: Any) -> Any:
+        raise CaptureError(
+            f"a gradient is computed through run({self._name}), whose replicas are one compiled program. Compute it in "
+            f"'{self._name}': with the tape, and what it watches, in the function that is given to run()"
         )
 
     def _compiled(self, captured: CapturedReplicaFunction) -> CompiledProgram:

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.distribute import cross_device_ops, distribute_lib, distribute_utils, mirrored_strategy, values
-from tensorflow.python.eager import context
+from tensorflow.python.eager import context, record
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.ops import resource_variable_ops
 
@@ -95,6 +95,11 @@ def unconverted() -> Any:
 def clone(function: Any, body: Callable[..., Any]) -> Any:
     """A tf.function like `function` that runs `body`."""
     return function._clone(python_function=body)
+
+
+def on_gradient(op: tf.Operation, called: Callable[..., Any]) -> None:
+    """`called` is called when a tape around `op` computes a gradient through it."""
+    record.record_operation("AutoDistReplicas", list(op.outputs), list(op.inputs), called)
 
 
 def runs_eagerly() -> bool:

@@ -1,0 +1,79 @@
+"""What a replica function may not do is refused when it is traced, with the way out, by any number of replicas."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from autodist_py import CaptureError
+from autodist_py.distribute import MirroredStrategy
+from autodist_py.proto.errors import StrategyError
+
+REPLICA = tf.distribute.get_replica_context
+
+
+def own() -> tf.Tensor:
+    return tf.cast(REPLICA().replica_id_in_sync_group, tf.float32)
+
+
+def combined_in_a_branch() -> Any:
+    return tf.cond(own() > 0.0, lambda: REPLICA().all_reduce("SUM", own()), own)
+
+
+def combined_in_a_loop() -> Any:
+    return tf.while_loop(lambda x: x < 3.0, lambda x: [x + REPLICA().all_reduce("SUM", own())], [1.0])
+
+
+def merged_in_a_branch() -> Any:
+    return tf.cond(own() > 0.0, lambda: REPLICA().merge_call(lambda _, x: x, (own(),)), own)
+
+
+PLAIN = tf.Variable(1.0)
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (combined_in_a_branch, RuntimeError, r"all_reduce\(\) is called in a branch or a loop.*Call it before"),
+        (combined_in_a_loop, RuntimeError, r"all_reduce\(\) is called in a branch or a loop"),
+        (merged_in_a_branch, RuntimeError, r"merge_call\(\) is called in a branch or a loop"),
+        (lambda: REPLICA().all_gather(own(), axis=0), ValueError, "scalars are not gathered.*tf.expand_dims"),
+        (lambda: PLAIN.assign_add(own()), CaptureError, "is written by each replica.*within `with strategy.scope"),
+        (lambda: tf.Variable(tf.random.uniform([])), CaptureError, "is created inside the step.*create it before"),
+    ],
+)
+def test_what_replicas_cannot_do_is_refused(function: Callable[[], Any], error: type[Exception], message: str) -> None:
+    strategy = MirroredStrategy(["CPU:0"])
+    with pytest.raises(error, match=message):
+        tf.function(lambda: strategy.run(function), autograph=False)()
+
+
+def test_an_error_of_ours_keeps_its_class_through_autograph() -> None:
+    strategy = MirroredStrategy(["CPU:0"])
+
+    @tf.function
+    def step() -> Any:
+        return strategy.run(lambda: PLAIN.assign_add(1.0))
+
+    with pytest.raises(CaptureError, match=r"variable 'Variable.*' is written by each replica"):
+        step()
+
+
+def test_no_gradient_goes_through_run() -> None:
+    strategy = MirroredStrategy(["CPU:0"])
+
+    @tf.function
+    def outside(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = strategy.run(lambda x: x * x, (x,))
+        return tape.gradient(y, x)
+
+    with pytest.raises(CaptureError, match=r"a gradient is computed through run.*with the tape, and what it watches"):
+        outside(tf.constant(2.0))
+
+
+def test_a_builder_that_is_not_known_is_refused_when_the_strategy_is_made() -> None:
+    with pytest.raises(StrategyError, match="no strategy builder is called 'Nobody'"):
+        MirroredStrategy(["CPU:0"], strategy_builder="Nobody")

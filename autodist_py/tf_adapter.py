@@ -48,74 +48,6 @@ def default_session(session: Any) -> AbstractContextManager[Any]:
     return context_manager
 
 
-def traced_function(
-    name: str, specs: Sequence[tf.TensorSpec], body: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
-) -> "GraphFunction":
-    """A TensorFlow function of flat tensors, without automatic control dependencies.
-
-    Args:
-        name: what the function is called in profiles.
-        specs: the types of its inputs.
-        body: builds it, from the inputs to the outputs.
-    """
-    graph = func_graph_module.FuncGraph(name)
-    with graph.as_default():
-        inputs = _placeholders(specs)
-        outputs = body(inputs)
-    return _registered(graph, inputs, [tensor._as_tf_output() for tensor in outputs], [])
-
-
-def graph_function(
-    name: str,
-    definition: tf.compat.v1.GraphDef,
-    inputs: Sequence[tuple[str, tf.TensorSpec]],
-    captured: Mapping[str, tf.Tensor],
-    outputs: Sequence[str],
-    targets: Sequence[str],
-    callees: "Sequence[GraphFunction]" = (),
-) -> "GraphFunction":
-    """A graph as a TensorFlow function, without automatic control dependencies.
-
-    `tf.import_graph_def` makes a Python object for every op, which costs five times as much as all the rest; here the
-    graph stays in TensorFlow's runtime.
-
-    Args:
-        name: what the function is called in profiles.
-        definition: the graph, without the ops that `inputs` and `captured` stand for.
-        inputs: the tensors of it that a call gives, by name (`op:0`), with their types.
-        captured: tensors, eager ones or of the default graph, that stand for others of its tensors.
-        outputs: the tensors whose values a call returns.
-        targets: the ops that must run beside.
-        callees: the registered functions of its library.
-    """
-    graph = func_graph_module.FuncGraph(name)
-    with graph.as_default():
-        placeholders = _placeholders([spec for _, spec in inputs])
-        given = dict(zip((name for name, _ in inputs), placeholders, strict=True))
-        given |= {name: graph.capture(tensor) for name, tensor in captured.items()}
-    options = c_api_util.ScopedTFImportGraphDefOptions()
-    importer._PopulateTFImportGraphDefOptions(options.options, "", given, [*outputs, *targets], False)
-    buffer = c_api.TF_NewBufferFromString(definition.SerializeToString())
-    try:
-        with graph._c_graph.get() as c_graph:
-            results = c_api_util.ScopedTFImportGraphDefResults(
-                c_api.TF_GraphImportGraphDefWithResults(c_graph, buffer, options.options)
-            )
-    finally:
-        c_api.TF_DeleteBuffer(buffer)
-    return _registered(
-        graph,
-        placeholders,
-        c_api.TF_ImportGraphDefResultsReturnOutputs(results.results),
-        c_api.TF_ImportGraphDefResultsReturnOperations(results.results),
-        callees,
-    )
-
-
-def _placeholders(specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
-    return [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
-
-
 class GraphFunction:
     """A TensorFlow function of flat tensors, which is registered for as long as this object, or a graph, calls it."""
 
@@ -133,7 +65,7 @@ class GraphFunction:
         self._function: Any = atomic_function.AtomicFunction(
             name, self._runtime, function_type_lib.FunctionType([]), [each._function for each in callees]
         )
-        # When Python ends the count does not come to nothing: threads of the runtime may be at work.
+        # Counted once more, but at the end of Python: no function is removed then, as threads may still run it.
         key = (self._runtime.function_scope_id, self._function.name)
         atomic_function.RUNTIME_FUNCTION_REFS[key] += 1
         weakref.finalize(self, _release, key).atexit = False
@@ -178,6 +110,74 @@ class GraphFunction:
 
 def _release(key: tuple[int, bytes]) -> None:
     atomic_function.RUNTIME_FUNCTION_REFS[key] -= 1
+
+
+def traced_function(
+    name: str, specs: Sequence[tf.TensorSpec], body: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
+) -> GraphFunction:
+    """A TensorFlow function of flat tensors, without automatic control dependencies.
+
+    Args:
+        name: what the function is called in profiles.
+        specs: the types of its inputs.
+        body: builds it, from the inputs to the outputs.
+    """
+    graph = func_graph_module.FuncGraph(name)
+    with graph.as_default():
+        inputs = _placeholders(specs)
+        outputs = body(inputs)
+    return _registered(graph, inputs, [tensor._as_tf_output() for tensor in outputs], [])
+
+
+def graph_function(
+    name: str,
+    definition: tf.compat.v1.GraphDef,
+    inputs: Sequence[tuple[str, tf.TensorSpec]],
+    captured: Mapping[str, tf.Tensor],
+    outputs: Sequence[str],
+    targets: Sequence[str],
+    callees: Sequence[GraphFunction] = (),
+) -> GraphFunction:
+    """A graph as a TensorFlow function, without automatic control dependencies.
+
+    `tf.import_graph_def` makes a Python object for every op, which costs five times as much as all the rest; here the
+    graph stays in TensorFlow's runtime.
+
+    Args:
+        name: what the function is called in profiles.
+        definition: the graph, without the ops that `inputs` and `captured` stand for.
+        inputs: the tensors of it that a call gives, by name (`op:0`), with their types.
+        captured: tensors, eager ones or of the default graph, that stand for others of its tensors.
+        outputs: the tensors whose values a call returns.
+        targets: the ops that must run beside.
+        callees: the registered functions of its library.
+    """
+    graph = func_graph_module.FuncGraph(name)
+    with graph.as_default():
+        placeholders = _placeholders([spec for _, spec in inputs])
+        given = dict(zip((name for name, _ in inputs), placeholders, strict=True))
+        given |= {name: graph.capture(tensor) for name, tensor in captured.items()}
+    options = c_api_util.ScopedTFImportGraphDefOptions()
+    importer._PopulateTFImportGraphDefOptions(options.options, "", given, [*outputs, *targets], False)
+    buffer = c_api.TF_NewBufferFromString(definition.SerializeToString())
+    try:
+        with graph._c_graph.get() as c_graph:
+            results = c_api_util.ScopedTFImportGraphDefResults(
+                c_api.TF_GraphImportGraphDefWithResults(c_graph, buffer, options.options)
+            )
+    finally:
+        c_api.TF_DeleteBuffer(buffer)
+    return _registered(
+        graph,
+        placeholders,
+        c_api.TF_ImportGraphDefResultsReturnOutputs(results.results),
+        c_api.TF_ImportGraphDefResultsReturnOperations(results.results),
+        callees,
+    )
+
+
+def _placeholders(specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
+    return [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
 
 
 def _registered(

@@ -69,6 +69,7 @@ class CompiledProgram:
         consistency: how far apart workers may be.
         graph: the rewritten graph.
         fetches: for each of the item's outputs, the tensor to fetch, or those of all local replicas.
+        fetched: for each of the fetches, the output that it is of.
         run_ops: ops to run beside.
         variables: the graph's variable handles; of shards, and on further replicas, those that are used.
         shards: the variables that are cut, whose shards are among `variables`.
@@ -91,6 +92,7 @@ class CompiledProgram:
     consistency: Consistency
     graph: GraphView
     fetches: tuple[str, ...]
+    fetched: tuple[Output, ...]
     run_ops: tuple[str, ...]
     variables: tuple[BoundVariable, ...]
     shards: tuple[Shards, ...]
@@ -104,10 +106,6 @@ class CompiledProgram:
     schedule: Schedule
     collectives: tuple[Collective, ...]
     next_instance_key: int
-
-    def copies_of(self, output: Output) -> int:
-        """How many of the fetches are of `output`."""
-        return len(self.topology.local_replicas) if output.per_replica else 1
 
 
 def start(item: GraphItem, strategy: Strategy, topology: Topology, options: Options) -> Program:
@@ -186,6 +184,7 @@ def compile(
             consistency=strategy.consistency,
             graph=program.graph,
             fetches=program.fetches,
+            fetched=tuple(output for output, names in program.fetched() for _ in names),
             run_ops=program.run_ops,
             variables=tuple(_bound(program)),
             shards=(*program.cuts.shards, *(_shards(program, state) for state in lowered.compressor_states)),

@@ -47,19 +47,12 @@ def assemble(traced: TracedGraph, options: CaptureOptions) -> GraphItem:
         CaptureError: a gradient trains and is also differentiated through (MAML); or an op has a name of the kernel's.
     """
     needed = _needed(traced)
-    view = GraphView(needed.graph)
-    gradients = _training(view, needed.traced, needed.recorded)
-    item = replace(
-        needed.item(view),
-        gradients=gradients,
-        loss_reduction=options.loss_reduction,
-        table_initializers=tuple(_filling(needed.whole, traced.table_initializers, needed.ops)),
-        savers=tuple(traced.savers),
-    )
+    gradients = _training(needed.view, needed.traced, needed.recorded)
+    item = replace(needed.item, gradients=gradients, loss_reduction=options.loss_reduction, savers=tuple(traced.savers))
     origins = tuple(needed.traced.origins[gradient] for gradient in gradients)
     return with_statistics(
         item,
-        view,
+        needed.view,
         needed.whole,
         origins,
         needed.traced.tensor_of,
@@ -76,13 +69,8 @@ def assemble_marked(traced: TracedGraph, statistics: Iterable[Statistic]) -> Gra
         CaptureError: an op has a name of the kernel's.
     """
     needed = _needed(traced)
-    view = GraphView(needed.graph)
-    return replace(
-        needed.item(view),
-        gradients=needed.recorded,
-        statistics=tuple(one for one in statistics if op_of(one.tensor) in needed.ops),
-        table_initializers=tuple(_filling(needed.whole, traced.table_initializers, needed.ops)),
-    )
+    used = tuple(one for one in statistics if op_of(one.tensor) in needed.view.nodes)
+    return replace(needed.item, gradients=needed.recorded, statistics=used)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,27 +80,16 @@ class _Needed:
     Attributes:
         traced: the program, whose joints are taken apart.
         whole: its graph.
+        view: the ops that are needed, and the inputs, in canonical form.
         recorded: those of its gradients of which a part is needed.
-        ops: the ops that are needed.
-        graph: these ops, and the inputs, in canonical form.
+        item: the program of these ops, without what is combined.
     """
 
     traced: TracedGraph
     whole: GraphView
+    view: GraphView
     recorded: tuple[Gradient, ...]
-    ops: Set[str]
-    graph: tf.compat.v1.GraphDef
-
-    def item(self, view: GraphView) -> GraphItem:
-        """The program without what is combined; `view` is of its graph."""
-        variables = (one for one in self.traced.variables if one.name in view.nodes)
-        return GraphItem(
-            graph_def=self.graph.SerializeToString(deterministic=True),
-            variables=tuple(replace(variable, update_ops=view.writes[variable.name]) for variable in variables),
-            inputs=self.traced.inputs,
-            outputs=self.traced.outputs,
-            run_ops=self.traced.run_ops,
-        )
+    item: GraphItem
 
 
 def _needed(traced: TracedGraph) -> _Needed:
@@ -122,7 +99,18 @@ def _needed(traced: TracedGraph) -> _Needed:
     ops = whole.ancestors([*(op_of(output.tensor) for output in traced.outputs), *traced.run_ops])
     recorded = tuple(one for one in traced.gradients if any(op_of(name) in ops for name in one.tensors))
     ops |= whole.ancestors(op_of(name) for gradient in recorded for name in gradient.tensors)
-    return _Needed(traced, whole, recorded, ops, canonical(traced.graph, ops | {one.name for one in traced.inputs}))
+    graph = canonical(traced.graph, ops | {source.name for source in traced.inputs})
+    view = GraphView(graph)
+    variables = (variable for variable in traced.variables if variable.name in view.nodes)
+    item = GraphItem(
+        graph_def=graph.SerializeToString(deterministic=True),
+        variables=tuple(replace(variable, update_ops=view.writes[variable.name]) for variable in variables),
+        inputs=traced.inputs,
+        outputs=traced.outputs,
+        run_ops=traced.run_ops,
+        table_initializers=tuple(_filling(whole, traced.table_initializers, ops)),
+    )
+    return _Needed(traced, whole, view, recorded, item)
 
 
 def _filling(whole: GraphView, initializers: Iterable[str], needed: Set[str]) -> Iterator[str]:

@@ -30,24 +30,13 @@ def call_once(strategy: Any, function: Callable[..., Any], args: Sequence[Any], 
     Raises:
         CaptureError: a variable is used or made in a way that replicas cannot.
     """
-    traced = _Traced(strategy, function, args, kwargs, is_first=True)
-    if traced.makes_variables:
-        traced = _Traced(strategy, function, args, kwargs, is_first=False)
-    return traced.called()
+    return _Traced(strategy, function, args, kwargs).called()
 
 
 class _Traced:
     """A replica function, traced: what each replica is fed, and what is returned."""
 
-    def __init__(
-        self,
-        strategy: Any,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        *,
-        is_first: bool,
-    ):
+    def __init__(self, strategy: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]):
         self._strategy = strategy
         self._name = getattr(function, "__name__", type(function).__name__)
         self._trace = ReplicaTrace(self._name, tf_adapter.container_of, tf_adapter.is_sync_on_read)
@@ -55,7 +44,8 @@ class _Traced:
         self._fed: list[Sequence[Any]] = [[tf.constant(one, tf.int32) for one in range(self._context.num_replicas)]]
         """For each part, in order, what each replica is fed."""
         given = tf.nest.map_structure(self._entered, (tuple(args), dict(kwargs)))
-        new = NewVariables(are_allowed=is_first, make=self._variable)
+        # A tf.function around it that sees variables made traces it again, and refuses those made then.
+        new = NewVariables(are_allowed=True, make=self._variable)
         self._result: Any = None
 
         def body() -> list[tf.Tensor]:
@@ -65,7 +55,6 @@ class _Traced:
 
         with self._trace.tracing(new.create):
             self._trace.run(body)
-        self.makes_variables = new.are_made
 
     def _entered(self, leaf: Any) -> Any:
         """What the function is given for an argument: a part, where replicas have values of their own."""
@@ -163,7 +152,9 @@ class _Traced:
 
     def _fetched(self, program: CompiledProgram, tensors: Sequence[tf.Tensor]) -> Iterator[list[tf.Tensor]]:
         """Of each of the item's outputs the value of each replica: one and the same, where it is shared."""
-        left = iter(tensors)
+        values: dict[str, list[tf.Tensor]] = {output.tensor: [] for output in program.item.outputs}
+        for output, tensor in zip(program.fetched, tensors, strict=True):
+            values[output.tensor].append(tensor)
         for output in program.item.outputs:
-            values = [next(left) for _ in range(program.copies_of(output))]
-            yield values if output.per_replica else values * self._context.num_replicas
+            own = values[output.tensor]
+            yield own if output.per_replica else own * self._context.num_replicas

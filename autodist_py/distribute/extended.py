@@ -65,7 +65,7 @@ class CompiledMirroredExtended(tf_adapter.MirroredExtended):
     def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         if self._context is None or isinstance(tensor, float | int):
             return super()._broadcast_to(tensor, destinations)
-        return self._context.everyones(tf.convert_to_tensor(tensor), destinations or self.worker_devices)
+        return self._context.mirrored(tf.convert_to_tensor(tensor), destinations)
 
     def _update(self, variable: Any, function: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
         if self._context is None:
@@ -80,15 +80,15 @@ class CompiledMirroredExtended(tf_adapter.MirroredExtended):
         context = self._context
         if context is None:
             return super()._update_non_slot(colocate_with, function, args, kwargs, group)
-        own = tf.nest.map_structure(context.own, (tuple(args), dict(kwargs or {})))
-        with tf_adapter.update_context():
+        own = context.own_arguments(args, kwargs)
+        with tf_adapter.update_context(), context.trace.for_each():
             result = function(*own[0], **own[1])
         return self._of_update(result, group)
 
     def _of_update(self, result: Any, group: bool) -> Any:
-        """What an update returns whose `result` all replicas have: alike, or each its own."""
+        """What an update returns whose function returns `result`: one value for all, or a list with one for each."""
         if group:
-            return result
+            return tf.nest.map_structure(self._context.updated, result)
         return tf.nest.map_structure(lambda leaf: [leaf] * self._num_replicas_in_sync, result)
 
     @tf_adapter.do_not_convert

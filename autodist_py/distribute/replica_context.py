@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from autodist_py.capture.doors.replica_function import ReplicaTrace
 from autodist_py.distribute import tf_adapter
-from autodist_py.distribute.slices import Slices, added, joined
+from autodist_py.distribute.lazy_per_replica import LazyPerReplica, added, joined
 
 
 class _Active(threading.local):
@@ -26,7 +26,7 @@ def tracing_context(strategy: Any) -> "TracedReplicaContext | None":
 
 
 class TracedReplicaContext(tf_adapter.ReplicaContext):
-    """A `tf.distribute.ReplicaContext` that stands for all replicas at once: their number is a tensor.
+    """A `tf.distribute.ReplicaContext` that stands for all replicas at once: the replica's number is a tensor.
 
     Variables are the first replica's components in it; the kernel gives each replica its own.
     """
@@ -57,21 +57,9 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
         """The devices of the replica: as it stands for all, that of the first."""
         return [self.strategy.extended.worker_devices[:1]]
 
-    def require_outermost(self, what: str) -> None:
-        """Refuse to combine values in a branch or loop.
-
-        Raises:
-            RuntimeError: ops are made there.
-        """
-        if not self.trace.is_outermost:
-            raise RuntimeError(
-                f"{what} is called in a branch or a loop, which some replicas may run and others not, so that they "
-                "would wait for one another. Call it before or after it, in the function that is given to run() itself"
-            )
-
     def all_reduce_values(self, reduce_op: tf.distribute.ReduceOp, value: Any) -> Any:
         """The sum, or the mean, of the replicas' values of each tensor in `value`."""
-        self.require_outermost("all_reduce()")
+        self.trace.require_outermost("all_reduce() is called")
         return tf.nest.map_structure(lambda each: self._reduced(reduce_op, tf_adapter.as_value(each)), value)
 
     def _reduced(self, reduce_op: tf.distribute.ReduceOp, own: Any) -> Any:
@@ -83,9 +71,9 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
         return total / self.num_replicas
 
     def _merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
-        self.require_outermost("merge_call()")
+        self.trace.require_outermost("merge_call() is called")
         merged = tf.nest.map_structure(self.merged, (tuple(args), dict(kwargs)))
-        with tf_adapter.cross_replica_context(self.strategy):
+        with tf_adapter.cross_replica_context(self.strategy), self.trace.for_all():
             result = merge_fn(self.strategy, *merged[0], **merged[1])
 
         def of_replica(leaf: Any) -> Any:
@@ -104,11 +92,11 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
         value = tf_adapter.as_value(leaf) if tf_adapter.is_lazy_read(leaf) else leaf
         flat = tf.nest.flatten(value, expand_composites=True)
         differs = any(self.trace.has(each) and not self.trace.is_shared(each) for each in flat)
-        return Slices(self.trace, value, self.num_replicas) if differs else value
+        return LazyPerReplica(self.trace, value, self.num_replicas) if differs else value
 
     def own(self, leaf: Any) -> Any:
         """What a replica has of `leaf`, a value of a cross-replica context."""
-        if isinstance(leaf, Slices):
+        if isinstance(leaf, LazyPerReplica):
             return leaf.own
         if isinstance(leaf, tf_adapter.DistributedVariable) or not isinstance(leaf, tf_adapter.DistributedValues):
             return leaf
@@ -119,36 +107,46 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
             lambda *each: tf.gather(tf.stack(each), self._number), *leaf.values, expand_composites=True
         )
 
-    def everyones(self, value: Any, destinations: Any) -> Any:
-        """`value`, which is the same on all replicas, as a value of a cross-replica context on `destinations`."""
-        if len(tf_adapter.devices_of(destinations)) == 1:
-            return value
-        return tf_adapter.Mirrored((value,) * self.num_replicas)
+    def own_arguments(self, args: Sequence[Any], kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What a replica has of arguments of a cross-replica context."""
+        own: tuple[tuple[Any, ...], dict[str, Any]] = tf.nest.map_structure(self.own, (tuple(args), dict(kwargs or {})))
+        return own
+
+    def mirrored(self, value: Any, destinations: Any = None) -> Any:
+        """`value`, the same on all replicas, as a cross-replica context has it on `destinations`; None: on all."""
+        num_devices = self.num_replicas if destinations is None else len(tf_adapter.devices_of(destinations))
+        return value if num_devices == 1 else tf_adapter.Mirrored((value,) * self.num_replicas)
+
+    def updated(self, leaf: Any) -> Any:
+        """What an update returns in a cross-replica context for `leaf`, which it has returned for a component."""
+        if isinstance(leaf, tf.Variable) and not tf_adapter.is_lazy_read(leaf):
+            return tf_adapter.container_of(leaf)
+        value = tf_adapter.as_value(leaf) if tf_adapter.is_lazy_read(leaf) else leaf
+        return self.mirrored(value) if tf.is_tensor(value) else value
 
     def reduce_to(self, reduce_op: tf.distribute.ReduceOp, value: Any, destinations: Any) -> Any:
         """`value` of a cross-replica context, reduced."""
         if isinstance(value, tf_adapter.SyncOnReadVariable):
-            value = Slices(self.trace, value.values[0].read_value(), self.num_replicas)
-        if isinstance(value, Slices):
-            self.require_outermost("reduce_to()")
+            with self.trace.for_each():
+                value = LazyPerReplica(self.trace, value.values[0].read_value(), self.num_replicas)
+        if isinstance(value, LazyPerReplica):
             total = self._reduced(reduce_op, value.own)
             if isinstance(destinations, tf_adapter.DistributedVariable):
                 self.trace.is_update(destinations, total)
-            return self.everyones(total, destinations)
+            return self.mirrored(total, destinations)
         if not isinstance(value, tf_adapter.DistributedValues):
             return tf_adapter.reduce_non_distributed_value(reduce_op, value, destinations, self.num_replicas)
         if tf_adapter.is_mirrored(value) and reduce_op == tf.distribute.ReduceOp.MEAN:
             return value
         total = sum(value.values[1:], value.values[0])
         mean = total / self.num_replicas if reduce_op == tf.distribute.ReduceOp.MEAN else total
-        return self.everyones(mean, destinations)
+        return self.mirrored(mean, destinations)
 
     def gather_to(self, value: Any, destinations: Any, axis: Any) -> Any:
         """`value` of a cross-replica context, gathered along `axis`."""
-        if isinstance(value, Slices):
-            self.require_outermost("gather()")
-            return self.everyones(joined(self.trace, value.own, axis, self.num_replicas), destinations)
-        return self.everyones(tf.concat(value.values, axis), destinations)
+        if isinstance(value, LazyPerReplica):
+            return self.mirrored(joined(self.trace, value.own, axis, self.num_replicas), destinations)
+        return self.mirrored(tf.concat(value.values, axis), destinations)
 
     def note_update(self, variable: Any, args: Sequence[Any]) -> None:
         """An optimizer updates `variable` by `args`: what is combined for them is its gradient."""
@@ -168,13 +166,14 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
 
     def update(self, variable: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         """What `function` returns of the replica's component of `variable`, and of its own values of the arguments."""
-        own = tf.nest.map_structure(self.own, (tuple(args), dict(kwargs or {})))
+        own = self.own_arguments(args, kwargs)
         component = variable.values[0] if isinstance(variable, tf_adapter.DistributedVariable) else variable
-        return function(component, *own[0], **own[1])
+        with self.trace.for_each():
+            return function(component, *own[0], **own[1])
 
     def called_within(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         """What `function` returns in a replica context within a cross-replica one, for all replicas."""
-        own = tf.nest.map_structure(self.own, (tuple(args), dict(kwargs)))
-        with self:
+        own = self.own_arguments(args, kwargs)
+        with self, self.trace.for_each():
             result = function(*own[0], **own[1])
         return tf.nest.map_structure(self.merged, result)

@@ -23,7 +23,6 @@ SyncOnReadVariable = values.SyncOnReadVariable
 
 reduce_non_distributed_value = cross_device_ops.reduce_non_distributed_value
 regroup = distribute_utils.regroup
-update_regroup = distribute_utils.update_regroup
 do_not_convert = tf.autograph.experimental.do_not_convert
 
 

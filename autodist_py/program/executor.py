@@ -51,10 +51,8 @@ class Executor:
 
     def add_to_graph(self, feeds: Sequence[tf.Tensor]) -> tf.Operation:
         """An op of the default graph that runs a step; its results are those of `run`."""
-        program = self._program
-        outputs = [output for output in program.item.outputs for _ in range(program.copies_of(output))]
-        results = [tf.TensorSpec(output.shape, tf.as_dtype(output.dtype)) for output in outputs]
-        writes = program.graph.writes
+        results = [tf.TensorSpec(output.shape, tf.as_dtype(output.dtype)) for output in self._program.fetched]
+        writes = self._program.graph.writes
         only_read = [tensor for name, tensor in self._given.items() if not writes.get(op_of(name), True)]
         return self._run.in_graph(feeds, results, only_read)
 

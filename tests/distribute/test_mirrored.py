@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support import distribute_training
 from tests.support.distribute_cases import CASES
 
 pytestmark = [pytest.mark.first]
+assert distribute_training  # It adds its cases.
 KINDS = ("tensorflow", "ours")
 
 
@@ -26,7 +28,7 @@ class Outcomes:
         started = []
         for kind in KINDS:
             (folder / kind).mkdir()
-            command = [sys.executable, "-m", "tests.support.distribute_cases", kind, str(replicas), str(folder / kind)]
+            command = [sys.executable, "-m", "tests.support.distribute_worker", kind, str(replicas), str(folder / kind)]
             with open(folder / f"{kind}.log", "w") as log:
                 environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
                 started.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
@@ -60,3 +62,16 @@ def test_a_program_gives_what_it_gives_under_tensorflows_strategy(outcomes: Outc
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
         else:
             np.testing.assert_array_equal(found, expected, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ("replica_functions_are_traced_once", [1, 2]),
+        ("random_numbers_of_a_seed", [False, True]),
+        ("what_a_merge_call_returns_is_one_value", [True, False]),
+        ("gradients_are_seen_as_such", [6, 6, 1, 1, 1]),
+    ],
+)
+def test_what_only_ours_has(outcomes: Outcomes, case: str, expected: list[int]) -> None:
+    assert [array.item() for array in outcomes.arrays("ours", case)] == expected

@@ -29,17 +29,32 @@ def merged_in_a_branch() -> Any:
     return tf.cond(own() > 0.0, lambda: REPLICA().merge_call(lambda _, x: x, (own(),)), own)
 
 
+def merged_behind_its_back() -> Any:
+    value = own() * 2.0
+    return REPLICA().merge_call(lambda _: value) + 0.0
+
+
+def read_of_each_in_a_branch() -> Any:
+    def merge(strategy: Any, value: Any) -> Any:
+        return tf.cond(tf.random.uniform([]) > 0.5, lambda: strategy.experimental_local_results(value)[0], lambda: 0.0)
+
+    return REPLICA().merge_call(merge, (own(),))
+
+
 PLAIN = tf.Variable(1.0)
 
 
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     [
-        (combined_in_a_branch, RuntimeError, r"all_reduce\(\) is called in a branch or a loop.*Call it before"),
+        (combined_in_a_branch, RuntimeError, r"all_reduce\(\) is called in a branch or a loop.*Do it before"),
         (combined_in_a_loop, RuntimeError, r"all_reduce\(\) is called in a branch or a loop"),
+        (read_of_each_in_a_branch, RuntimeError, "values of replicas are combined in a branch or a loop"),
         (merged_in_a_branch, RuntimeError, r"merge_call\(\) is called in a branch or a loop"),
         (lambda: REPLICA().all_gather(own(), axis=0), ValueError, "scalars are not gathered.*tf.expand_dims"),
         (lambda: PLAIN.assign_add(own()), CaptureError, "is written by each replica.*within `with strategy.scope"),
+        (merged_behind_its_back, CaptureError, "a merge_call returns 'mul.*Give it the value"),
+        (lambda: tf.Variable(1.0).read_value(), ValueError, "created on the first call"),
         (lambda: tf.Variable(tf.random.uniform([])), CaptureError, "is created inside the step.*create it before"),
     ],
 )
@@ -47,6 +62,24 @@ def test_what_replicas_cannot_do_is_refused(function: Callable[[], Any], error: 
     strategy = MirroredStrategy(["CPU:0"])
     with pytest.raises(error, match=message):
         tf.function(lambda: strategy.run(function), autograph=False)()
+
+
+@pytest.mark.parametrize("aggregation", [tf.VariableAggregation.ONLY_FIRST_REPLICA, tf.VariableAggregation.SUM])
+def test_a_merge_call_reads_no_variable_of_a_replica_but_reduced(aggregation: tf.VariableAggregation) -> None:
+    strategy = MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        seen = tf.Variable(0.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=aggregation)
+
+    def replica_step() -> Any:
+        seen.assign_add(own() + 1.0)
+        return REPLICA().merge_call(lambda _: seen.read_value() * 2.0)
+
+    step = tf.function(lambda: strategy.run(replica_step), autograph=False)
+    if aggregation is tf.VariableAggregation.SUM:
+        assert strategy.experimental_local_results(step())[0] == 2.0
+        return
+    with pytest.raises(CaptureError, match=r"a merge_call reads variable 'Variable.*', of which each replica has"):
+        step()
 
 
 def test_an_error_of_ours_keeps_its_class_through_autograph() -> None:

@@ -1,12 +1,12 @@
 """Programs of `tf.distribute`, each a function of a strategy: what it returns and leaves behind is compared.
 
-They are run under TensorFlow's own strategy and under ours, in processes of their own: see `tests/distribute`.
+They are run under TensorFlow's own strategy and under ours, in processes of their own: see `distribute_worker.py`.
+Those of `OURS` ask what only ours has.
 """
 
-import importlib
-import sys
-import traceback
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -16,12 +16,18 @@ import tensorflow as tf
 STEPS = 5
 Case = Callable[[Any], Any]
 CASES: dict[str, Case] = {}
+OURS: dict[str, Case] = {}
 REPLICA = tf.distribute.get_replica_context
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
 
 def case(function: Case) -> Case:
     CASES[function.__name__] = function
+    return function
+
+
+def our_case(function: Case) -> Case:
+    OURS[function.__name__] = function
     return function
 
 
@@ -48,121 +54,6 @@ def own_parts(strategy: Any, value: np.ndarray) -> Any:
         lambda context: tf.constant(
             value[bounds[context.replica_id_in_sync_group] : bounds[context.replica_id_in_sync_group + 1]]
         )
-    )
-
-
-def network(width: int = 5, *, batch_norm: bool | str = False) -> keras.Model:
-    keras.utils.set_random_seed(3)
-    layers: list[Any] = [keras.layers.Dense(width, activation="tanh")]
-    if batch_norm:
-        layers.append(keras.layers.BatchNormalization(synchronized=batch_norm == "synchronized"))
-    model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(3)])
-    return model
-
-
-def trained_by_loop(strategy: Any, optimizer: Callable[[], Any], **options: Any) -> Any:
-    x, y = data()
-    with strategy.scope():
-        model, made = network(**options), optimizer()
-        seen = keras.metrics.Mean()
-    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
-
-    def replica_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            losses = loss_of(y, model(x, training=True))
-            loss = tf.reduce_sum(losses) / len(data()[0])
-        made.apply_gradients(
-            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
-        )
-        seen.update_state(losses)
-        return loss
-
-    @tf.function
-    def step(x: Any, y: Any) -> Any:
-        losses = strategy.run(replica_step, args=(x, y))
-        return strategy.reduce(SUM, losses, axis=None)
-
-    totals = [step(own_parts(strategy, x), own_parts(strategy, y)) for _ in range(STEPS)]
-    return totals, seen.result(), components([*model.variables, *made.variables, *seen.variables])
-
-
-@case
-def sgd_with_momentum(strategy: Any) -> Any:
-    return trained_by_loop(strategy, lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True))
-
-
-@case
-def adam_with_global_clipnorm(strategy: Any) -> Any:
-    return trained_by_loop(strategy, lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.1))
-
-
-@case
-def adamw_with_ema(strategy: Any) -> Any:
-    return trained_by_loop(strategy, lambda: keras.optimizers.AdamW(0.05, use_ema=True, ema_momentum=0.8))
-
-
-@case
-def batch_normalization(strategy: Any) -> Any:
-    return trained_by_loop(strategy, lambda: keras.optimizers.SGD(0.1), batch_norm=True)
-
-
-@case
-def synchronized_batch_normalization(strategy: Any) -> Any:
-    return trained_by_loop(strategy, lambda: keras.optimizers.SGD(0.1), batch_norm="synchronized")
-
-
-def sparse_embedding(strategy: Any, optimizer: Callable[[], Any]) -> Any:
-    rng = np.random.default_rng(2)
-    ids, y = rng.integers(0, 7, (12, 2)), rng.normal(size=(12, 1)).astype(np.float32)
-    with strategy.scope():
-        keras.utils.set_random_seed(3)
-        table = keras.layers.Embedding(7, 3)
-        table.build(None)
-        made = optimizer()
-
-    def replica_step(ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum((tf.reduce_sum(table(ids), axis=[1, 2])[:, None] - y) ** 2) / 12.0
-        made.apply_gradients(
-            zip(tape.gradient(loss, table.trainable_variables), table.trainable_variables, strict=True)
-        )
-        return loss
-
-    step = tf.function(lambda ids, y: strategy.run(replica_step, (ids, y)))
-    results = [
-        strategy.experimental_local_results(step(own_parts(strategy, ids), own_parts(strategy, y)))
-        for _ in range(STEPS)
-    ]
-    return results, components([*table.variables, *made.variables])
-
-
-@case
-def embedding_under_sgd(strategy: Any) -> Any:
-    return sparse_embedding(strategy, lambda: keras.optimizers.SGD(0.1))
-
-
-@case
-def embedding_under_adam(strategy: Any) -> Any:
-    return sparse_embedding(strategy, lambda: keras.optimizers.Adam(0.1))
-
-
-@case
-def fit_evaluate_predict(strategy: Any) -> Any:
-    x, y = data(30)
-    with strategy.scope():
-        model = network(batch_norm=True)
-        model.compile(
-            keras.optimizers.Adam(0.05),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-        )
-    history = model.fit(x, y, batch_size=12, epochs=2, shuffle=False, verbose=0, validation_data=(x[:6], y[:6]))
-    return (
-        history.history,
-        model.evaluate(x, y, batch_size=12, verbose=0),
-        model.predict(x, batch_size=12, verbose=0),
-        components(model.variables),
-        components(model.optimizer.variables),
     )
 
 
@@ -427,33 +318,115 @@ def dropout_draws_one_mask(strategy: Any) -> Any:
     return results, components(layer.variables)
 
 
-def made(kind: str, replicas: int) -> Any:
-    devices = [f"/cpu:{index}" for index in range(replicas)]
-    if kind == "tensorflow":
-        return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
-    return importlib.import_module("autodist_py.distribute").MirroredStrategy(devices)
+@case
+def updates_for_all_replicas(strategy: Any) -> Any:
+    with strategy.scope():
+        v = tf.Variable([1.0, 2.0])
+
+    def merge(strategy: Any) -> Any:
+        assigned = strategy.extended.update(v, lambda v: v.assign_add([1.0, 1.0]))
+        doubled = strategy.extended.update(v, lambda v: v.read_value() * 2.0)
+        apart = strategy.extended.update(v, lambda v: v.read_value() * 3.0, group=False)
+        sizes = [len(strategy.experimental_local_results(one)) for one in (assigned, doubled)]
+        return [*sizes, len(apart)], doubled
+
+    sizes, doubled = tf.function(lambda: strategy.run(lambda: REPLICA().merge_call(merge)))()
+    return sizes, strategy.experimental_local_results(doubled), components([v])
 
 
-def as_arrays(value: Any) -> list[np.ndarray]:
-    return [np.asarray(leaf) for leaf in tf.nest.flatten(value)]
+@case
+def lookup_tables_and_summaries(strategy: Any) -> Any:
+    keys = tf.lookup.KeyValueTensorInitializer(["a", "b"], [1.0, 2.0])
+    table = tf.lookup.StaticHashTable(keys, 0.0)
+    folder = tempfile.mkdtemp()
+    writer = tf.summary.create_file_writer(folder)
+
+    def replica_step() -> tf.Tensor:
+        found = table.lookup(tf.constant(["a", "c"]))
+        own = tf.cast(REPLICA().replica_id_in_sync_group, tf.float32)
+        tf.summary.scalar("own", own + 5.0, step=1)
+        return found + own
+
+    @tf.function
+    def step() -> Any:
+        with writer.as_default():
+            return strategy.run(replica_step)
+
+    results = strategy.experimental_local_results(step())
+    writer.flush()
+    (file,) = Path(folder).iterdir()
+    events = [tf.compat.v1.Event.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(file))]
+    return results, [tf.make_ndarray(value.tensor) for event in events for value in event.summary.value]
 
 
-def main(kind: str, replicas: int, folder: str, only: list[str]) -> None:
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
-    for name, function in CASES.items():
-        if only and name not in only:
-            continue
-        try:
-            arrays = as_arrays(function(made(kind, replicas)))
-        except Exception:
-            text = traceback.format_exc()
-            print(name, text[-3000:], flush=True)
-            with open(f"{folder}/{name}.error", "w") as file:
-                file.write(text)
-            continue
-        np.savez(f"{folder}/{name}.npz", *arrays)
+@case
+def checkpoints_and_saved_models(strategy: Any) -> Any:
+    with strategy.scope():
+        v = tf.Variable([1.0, 2.0], aggregation=tf.VariableAggregation.SUM)
+        total = tf.Variable(
+            0.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM
+        )
+
+    def replica_step(x: tf.Tensor) -> None:
+        v.assign_add(tf.reduce_sum(x[:, :2], axis=0))
+        total.assign_add(tf.reduce_sum(x))
+
+    step = tf.function(lambda x: strategy.run(replica_step, (x,)))
+    step(own_parts(strategy, data()[0]))
+    folder = tempfile.mkdtemp()
+    written = tf.train.Checkpoint(v=v, total=total).write(f"{folder}/checkpoint")
+    alone, alone_total = tf.Variable([0.0, 0.0]), tf.Variable(0.0)
+    tf.train.Checkpoint(v=alone, total=alone_total).read(written).assert_consumed()
+    module = tf.Module()
+    module.v, module.doubled = v, tf.function(lambda: v * 2.0, input_signature=[])
+    tf.saved_model.save(module, f"{folder}/model")
+    loaded = tf.saved_model.load(f"{folder}/model")
+    step(own_parts(strategy, data()[0]))
+    tf.train.Checkpoint(v=v, total=total).read(written)
+    return alone, alone_total, loaded.doubled(), components([v, total])
 
 
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+@our_case
+def replica_functions_are_traced_once(strategy: Any) -> Any:
+    """How often the body of a function is called, and of one that makes a variable."""
+    calls = [0, 0]
+    holder = tf.Module()
+    holder.v = None
+
+    def replica_step() -> tf.Tensor:
+        calls[0] += 1
+        return tf.constant(1.0)
+
+    def making_step() -> tf.Tensor:
+        calls[1] += 1
+        if holder.v is None:
+            holder.v = tf.Variable(1.0)
+        return holder.v.read_value()
+
+    tf.function(lambda: strategy.run(replica_step))()
+    with strategy.scope():
+        strategy.run(tf.function(making_step))
+    return calls
+
+
+@our_case
+def random_numbers_of_a_seed(strategy: Any) -> Any:
+    """Whether replicas draw alike: of a stateful op with a global seed, and of a stateless one."""
+    tf.random.set_seed(3)
+
+    def replica_step() -> Any:
+        return tf.random.uniform([2]), tf.random.stateless_uniform([2], [1, 2])
+
+    drawn = tf.function(lambda: strategy.run(replica_step))()
+    first = [strategy.experimental_local_results(each)[:2] for each in drawn]
+    return [bool(tf.reduce_all(one == other)) for one, other in first]
+
+
+@our_case
+def what_a_merge_call_returns_is_one_value(strategy: Any) -> Any:
+    def replica_step(x: tf.Tensor) -> Any:
+        merge = lambda strategy, x: tf.add_n(strategy.experimental_local_results(x))  # noqa: E731
+        return REPLICA().merge_call(merge, (tf.reduce_sum(x),)), x
+
+    one, own = tf.function(lambda x: strategy.run(replica_step, (x,)))(own_parts(strategy, data()[0]))
+    return [isinstance(one, tf.Tensor), isinstance(own, tf.Tensor)]

@@ -35,23 +35,21 @@ def rows_that_do_not_fit(
         return shape.rank is None or shape[:1].as_list() == [None]
 
     def is_of_all(tensor: str) -> bool:
-        if op_of(tensor) not in made_of_all or op_of(tensor) in joined:
-            return op_of(tensor) in joined
-        return solution.layout(tensor) is BatchLayout.REPLICATED and has_rows(tensor)
+        is_made_of_all = op_of(tensor) in made_of_all and solution.layout(tensor) is BatchLayout.REPLICATED
+        return op_of(tensor) in joined or (is_made_of_all and has_rows(tensor))
 
     def is_own(tensor: str) -> bool:
         return op_of(tensor) not in made_of_all and solution.layout(tensor) is BatchLayout.MIXED and has_rows(tensor)
 
+    known = captured.nodes.keys() | joined
     for node in graph.of_type(_ROW_BY_ROW):
         if node.name not in captured.nodes:
             continue
-        known = captured.nodes.keys() | joined
         reads = [str(parse(name)) for name in node.input if not name.startswith("^") and op_of(name) in known]
         of_all, own = list(filter(is_of_all, reads)), list(filter(is_own, reads))
         if of_all and own:
             line = line_of(tensor_of(f"{node.name}:0").op)
             yield (
-                f"'{node.name}'{f' ({line})' if line else ''} takes rows in pairs: of '{of_all[0]}', which has those "
-                f"of the whole batch, and of '{own[0]}', which a loss reads, so that each replica has its own: return "
-                "the two, and pair them outside of the step"
+                f"'{node.name}'{f' ({line})' if line else ''} pairs rows of the whole batch ('{of_all[0]}') with a "
+                f"replica's own ('{own[0]}', which a loss reads): return both, and pair them outside of the step"
             )

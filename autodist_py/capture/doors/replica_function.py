@@ -5,7 +5,7 @@ metrics and results are each replica's own, as in `tf.distribute`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,6 +78,8 @@ class ReplicaTrace:
         """By the position of a marker, the variable whose gradient it is."""
         self._marker_of: dict[int, int] = {}
         self._shared: dict[int, tf.Tensor] = {}
+        self._read_for_all: dict[int, Any] = {}
+        self._is_for_all = False
         self._results: list[tf.Tensor] = []
 
     def part(self, spec: tf.TensorSpec, name: str) -> tf.Tensor:
@@ -87,10 +89,17 @@ class ReplicaTrace:
         self._parts.append(placeholder)
         return placeholder
 
-    @property
-    def is_outermost(self) -> bool:
-        """Whether ops are now made in the function itself: in no branch, loop or function inside it."""
-        return tf.compat.v1.get_default_graph() is self.graph and not tf_adapter.loop_or_branch(self.graph)
+    def require_outermost(self, what: str) -> None:
+        """Refuse that replicas combine values now: `what` says how.
+
+        Raises:
+            RuntimeError: ops are made in a branch, a loop or a function inside the function.
+        """
+        if tf.compat.v1.get_default_graph() is not self.graph or tf_adapter.loop_or_branch(self.graph):
+            raise RuntimeError(
+                f"{what} in a branch or a loop, which some replicas may run and others not, so that they would wait "
+                "for one another. Do it before or after, in the function that is given to run() itself"
+            )
 
     def has(self, value: Any) -> bool:
         """Whether `value` is a tensor of the function, of which each replica may have another."""
@@ -110,6 +119,7 @@ class ReplicaTrace:
         return self._marked("rows", value)[0]
 
     def _marked(self, reduction: str, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        self.require_outermost("values of replicas are combined")
         with tf.name_scope("combined"), tf.control_dependencies(None):
             joined = tensors[:2] if reduction == "rows" else ()
             marked = [tf.identity(_any_rows(tensor)) for tensor in joined]
@@ -138,6 +148,30 @@ class ReplicaTrace:
     def is_shared(self, tensor: tf.Tensor) -> bool:
         """Whether it was said to be the same on all replicas."""
         return id(tensor) in self._shared
+
+    @contextmanager
+    def for_all(self) -> Iterator[None]:
+        """What is done within is done once for all replicas: it may read no variable of which each has its own."""
+
+        def note(variable: Any) -> None:
+            if self._is_for_all:
+                container = self._container_of(variable)
+                self._read_for_all[id(container)] = container
+
+        with tf_adapter.handle_uses(note), self._doing(for_all=True):
+            yield
+
+    def for_each(self) -> AbstractContextManager[None]:
+        """What is done within, in `for_all`, each replica does to what is its own."""
+        return self._doing(for_all=False)
+
+    @contextmanager
+    def _doing(self, *, for_all: bool) -> Iterator[None]:
+        before, self._is_for_all = self._is_for_all, for_all
+        try:
+            yield
+        finally:
+            self._is_for_all = before
 
     @contextmanager
     def tracing(self, make_outside: Callable[..., Any]) -> Iterator[None]:
@@ -193,9 +227,11 @@ class ReplicaTrace:
         for variable in item.variables:
             if variable.update_ops:
                 self._require_component(variable.name, bound.variables[variable.name])
+        item = _with_own_variables(item)
+        self._require_shared(item, bound)
         kept = {variable.name for variable in item.variables}
         return CapturedReplicaFunction(
-            item=_with_own_variables(item),
+            item=item,
             variables={name: variable for name, variable in bound.variables.items() if name in kept},
             state=bound.state,
             parts=tuple(part.op.name for part in self._parts),
@@ -203,7 +239,9 @@ class ReplicaTrace:
         )
 
     def _gradients(self, bound: BoundGraph) -> Iterator[Gradient]:
-        names = {id(self._container_of(variable)): name for name, variable in bound.variables.items()}
+        run = map(self.graph.get_operation_by_name, bound.run_ops)
+        updated = {bound.named[read.op.name] for op in run for read in op.inputs if read.op.name in bound.named}
+        names = {id(self._container_of(bound.variables[name])): name for name in updated}
         for position, owner in sorted(self._owners.items()):
             marker, name = self._markers[position], names.get(id(self._container_of(owner)))
             if name is not None and marker.is_gradient_of(bound.variables[name]):
@@ -217,6 +255,22 @@ class ReplicaTrace:
                 if tensor.name not in taken:
                     shape = tuple(tensor.shape.as_list())
                     yield Statistic(tensor.name, tensor.dtype.name, shape, marker.reduction)
+
+    def _require_shared(self, item: GraphItem, bound: BoundGraph) -> None:
+        """Refuse that what is done for all replicas depends on what is one's own."""
+        for variable in item.variables:
+            if variable.per_replica and id(self._container_of(bound.variables[variable.name])) in self._read_for_all:
+                raise CaptureError(
+                    f"a merge_call reads variable '{variable.name}', of which each replica has its own value. Read it "
+                    "before, and reduce it there: merge_call(merge_fn, args=(variable.read_value(),))"
+                )
+        own = analyse(item).of_examples
+        for tensor in self._shared.values():
+            if tensor.op.name in own:
+                raise CaptureError(
+                    f"a merge_call returns '{tensor.name}', which is computed from a value that each replica has for "
+                    "itself, and that it does not receive. Give it the value: merge_call(merge_fn, args=(value,))"
+                )
 
     def _require_component(self, name: str, variable: Any) -> None:
         if self._container_of(variable) is variable:

@@ -394,5 +394,5 @@ def test_rows_of_the_whole_batch_are_not_paired_with_those_of_a_replicas_own(pai
 
     w = tf.Variable(np.ones(3))
     (mixture,) = captured(step).mixtures
-    assert re.search("takes rows in pairs: of '[^']+', which has those of the whole batch", mixture)
-    assert "of 'cond_1/Identity', which a loss reads" in mixture
+    assert re.search(r"pairs rows of the whole batch \('[^']+'\) with a replica's own", mixture)
+    assert "('cond_1/Identity', which a loss reads): return both" in mixture

@@ -10,7 +10,7 @@ from autodist_py.capture.doors.replica_function import ReplicaTrace
 from autodist_py.distribute import tf_adapter
 
 
-class Slices(tf_adapter.PerReplica):
+class LazyPerReplica(tf_adapter.PerReplica):
     """A PerReplica of the values that the replicas have of one tensor of a replica function, traced once.
 
     Reducing or gathering it combines them without making each known to each. Who reads `values` has them gathered.

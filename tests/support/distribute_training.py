@@ -1,0 +1,158 @@
+"""Programs of `tf.distribute` that train Keras's layers: see `distribute_cases.py`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.support.distribute_cases import STEPS, SUM, case, components, data, our_case, own_parts
+
+
+def network(width: int = 5, *, batch_norm: bool | str = False) -> keras.Model:
+    keras.utils.set_random_seed(3)
+    layers: list[Any] = [keras.layers.Dense(width, activation="tanh")]
+    if batch_norm:
+        layers.append(keras.layers.BatchNormalization(synchronized=batch_norm == "synchronized"))
+    model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(3)])
+    return model
+
+
+def trained_by_loop(strategy: Any, optimizer: Callable[[], Any], **options: Any) -> Any:
+    x, y = data()
+    with strategy.scope():
+        model, made = network(**options), optimizer()
+        seen = keras.metrics.Mean()
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+
+    def replica_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            losses = loss_of(y, model(x, training=True))
+            loss = tf.reduce_sum(losses) / len(data()[0])
+        made.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+        )
+        seen.update_state(losses)
+        return loss
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        losses = strategy.run(replica_step, args=(x, y))
+        return strategy.reduce(SUM, losses, axis=None)
+
+    totals = [step(own_parts(strategy, x), own_parts(strategy, y)) for _ in range(STEPS)]
+    return totals, seen.result(), components([*model.variables, *made.variables, *seen.variables])
+
+
+@case
+def sgd_with_momentum(strategy: Any) -> Any:
+    return trained_by_loop(strategy, lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True))
+
+
+@case
+def adam_with_global_clipnorm(strategy: Any) -> Any:
+    return trained_by_loop(strategy, lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.1))
+
+
+@case
+def adamw_with_ema(strategy: Any) -> Any:
+    return trained_by_loop(strategy, lambda: keras.optimizers.AdamW(0.05, use_ema=True, ema_momentum=0.8))
+
+
+@case
+def batch_normalization(strategy: Any) -> Any:
+    return trained_by_loop(strategy, lambda: keras.optimizers.SGD(0.1), batch_norm=True)
+
+
+@case
+def synchronized_batch_normalization(strategy: Any) -> Any:
+    return trained_by_loop(strategy, lambda: keras.optimizers.SGD(0.1), batch_norm="synchronized")
+
+
+def sparse_embedding(strategy: Any, optimizer: Callable[[], Any]) -> Any:
+    rng = np.random.default_rng(2)
+    ids, y = rng.integers(0, 7, (12, 2)), rng.normal(size=(12, 1)).astype(np.float32)
+    with strategy.scope():
+        keras.utils.set_random_seed(3)
+        table = keras.layers.Embedding(7, 3)
+        table.build(None)
+        made = optimizer()
+
+    def replica_step(ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((tf.reduce_sum(table(ids), axis=[1, 2])[:, None] - y) ** 2) / 12.0
+        made.apply_gradients(
+            zip(tape.gradient(loss, table.trainable_variables), table.trainable_variables, strict=True)
+        )
+        return loss
+
+    step = tf.function(lambda ids, y: strategy.run(replica_step, (ids, y)))
+    results = [
+        strategy.experimental_local_results(step(own_parts(strategy, ids), own_parts(strategy, y)))
+        for _ in range(STEPS)
+    ]
+    return results, components([*table.variables, *made.variables])
+
+
+@case
+def embedding_under_sgd(strategy: Any) -> Any:
+    return sparse_embedding(strategy, lambda: keras.optimizers.SGD(0.1))
+
+
+@case
+def embedding_under_adam(strategy: Any) -> Any:
+    return sparse_embedding(strategy, lambda: keras.optimizers.Adam(0.1))
+
+
+@case
+def fit_evaluate_predict(strategy: Any) -> Any:
+    x, y = data(30)
+    with strategy.scope():
+        model = network(batch_norm=True)
+        model.compile(
+            keras.optimizers.Adam(0.05),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    history = model.fit(x, y, batch_size=12, epochs=2, shuffle=False, verbose=0, validation_data=(x[:6], y[:6]))
+    return (
+        history.history,
+        model.evaluate(x, y, batch_size=12, verbose=0),
+        model.predict(x, batch_size=12, verbose=0),
+        components(model.variables),
+        components(model.optimizer.variables),
+    )
+
+
+@our_case
+def gradients_are_seen_as_such(strategy: Any) -> Any:
+    """Of Adam with a global norm, over batch normalization: how many there are, and of how many variables.
+
+    Then of an embedding: how many, and how many are sparse; and of one that is combined, and clipped by hand.
+    """
+    seen: list[Any] = []
+    extended = strategy.extended
+    builder = extended.strategy_builder
+
+    class Recorded:
+        def build(self, item: Any, resources: Any) -> Any:
+            seen.append(item)
+            return builder.build(item, resources)
+
+    extended.strategy_builder = Recorded()
+    trained_by_loop(strategy, lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.1), batch_norm=True)
+    item = seen[-1]
+    dense = [len(item.gradients), len({gradient.variable for gradient in item.gradients})]
+    embedding_under_adam(strategy)
+    sparse = [len(seen[-1].gradients), sum(gradient.is_sparse for gradient in seen[-1].gradients)]
+    with strategy.scope():
+        v = tf.Variable([1.0, 2.0])
+
+    def clipped_step() -> None:
+        combined = tf.distribute.get_replica_context().all_reduce(SUM, v * 2.0)
+        clipped = combined / tf.maximum(tf.norm(combined), 1.0)
+        extended.update(v, lambda v, gradient: v.assign_sub(gradient), args=(clipped,))
+
+    tf.function(lambda: strategy.run(clipped_step))()
+    return [*dense, *sparse, len(seen[-1].gradients)]

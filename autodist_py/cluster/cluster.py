@@ -30,6 +30,10 @@ class Cluster(Protocol):
     next_instance_key: int
     """The first instance key that no collective of this process uses; whoever takes keys moves it on."""
 
+    def add_steps(self, counter: Callable[[], int]) -> None:
+        """Steps are also begun in graphs, where nobody sets `step`: `counter` tells how many. Any thread asks it."""
+        ...
+
     @property
     def rank(self) -> int:
         """This worker's rank; 0 is the chief."""
@@ -201,6 +205,10 @@ class SoloCluster:
     @next_instance_key.setter
     def next_instance_key(self, key: int) -> None:
         SoloCluster._next_instance_key = key
+
+    def add_steps(self, counter: Callable[[], int]) -> None:
+        """See Cluster."""
+        self._progress.add(counter)
 
     def broadcast(self, key: str, value: bytes, *, timeout: float = EXCHANGE_SECONDS) -> bytes:
         """See Cluster."""

@@ -239,6 +239,10 @@ class WorkerCluster:
         if self._chief is not None:
             self._chief.coordinator.begins(step)
 
+    def add_steps(self, counter: Callable[[], int]) -> None:
+        """See Cluster."""
+        self._progress.add(counter)
+
     def announce(self, key: str, make: Callable[[], bytes]) -> None:
         """See Cluster."""
         if self._chief is None:

@@ -7,6 +7,7 @@ write to memory, and it is there when the process has ended, however it did.
 import mmap
 import os
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 
 _MARK = b"autodist progress\n"
@@ -15,20 +16,37 @@ _BYTES = len(_MARK) + _STEP.size
 
 
 class Progress:
-    """The steps of this process's script, and where the chief notes them.
-
-    Attributes:
-        step: the last step begun, 0 before the first.
-    """
+    """The steps of this process's script, and where the chief notes them."""
 
     def __init__(self, descriptor: int | None) -> None:
         """With no descriptor, or that of another file, nothing is noted: scripts close and inherit descriptors."""
-        self.step = 0
+        self._noted = 0
+        self._counters: list[Callable[[], int]] = []
         self._memory = None if descriptor is None else _mapped(descriptor)
+
+    @property
+    def step(self) -> int:
+        """The last step begun, 0 before the first."""
+        if not self._counters:
+            return self._noted
+        step = self._noted + self._counted
+        self._write(step)
+        return step
 
     def note(self, step: int) -> None:
         """The step has begun."""
-        self.step = step
+        self._noted = step - self._counted
+        self._write(step)
+
+    def add(self, counter: Callable[[], int]) -> None:
+        """The steps that `counter` tells are begun, too, by graphs. It is asked from any thread, and begins at 0."""
+        self._counters.append(counter)
+
+    @property
+    def _counted(self) -> int:
+        return sum(counter() for counter in self._counters)
+
+    def _write(self, step: int) -> None:
         if self._memory is not None:
             _STEP.pack_into(self._memory, len(_MARK), step)
 

@@ -1,5 +1,6 @@
 """`tf.distribute` programs, compiled: their strategies, whose replica functions are traced once for all replicas."""
 
 from autodist_py.distribute.mirrored_strategy import MirroredStrategy
+from autodist_py.distribute.multi_worker_mirrored_strategy import MultiWorkerMirroredStrategy
 
-__all__ = ["MirroredStrategy"]
+__all__ = ["MirroredStrategy", "MultiWorkerMirroredStrategy"]

@@ -1,6 +1,7 @@
 """A replica function that is traced once, compiled for all replicas of a strategy, and called as one op."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import tensorflow as tf
@@ -8,17 +9,12 @@ import tensorflow as tf
 from autodist_py.capture.doors.bound_graph import NewVariables
 from autodist_py.capture.doors.replica_function import CapturedReplicaFunction, ReplicaTrace
 from autodist_py.distribute import tf_adapter
+from autodist_py.distribute.placement import Placement
 from autodist_py.distribute.replica_context import TracedReplicaContext
 from autodist_py.kernel.ir.names import on_replica
-from autodist_py.kernel.pipeline import CompiledProgram, compile
-from autodist_py.kernel.program import Options
-from autodist_py.kernel.topology import Replica, Topology
+from autodist_py.kernel.pipeline import CompiledProgram
 from autodist_py.program.executor import Executor
 from autodist_py.proto.errors import CaptureError
-from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
-from autodist_py.strategy_builders.base import build_strategy
-
-_HERE = "127.0.0.1"
 
 
 def call_once(strategy: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -39,11 +35,16 @@ class _Traced:
     def __init__(self, strategy: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]):
         self._strategy = strategy
         self._name = getattr(function, "__name__", type(function).__name__)
-        self._trace = ReplicaTrace(self._name, tf_adapter.container_of, tf_adapter.is_sync_on_read)
+        self._placement: Placement = strategy.extended.placement
+        self._trace = ReplicaTrace(
+            self._name, tf_adapter.container_of, self._is_local, is_alone=self._placement.is_alone
+        )
         self._context = TracedReplicaContext(strategy, self._trace)
-        self._fed: list[Sequence[Any]] = [[tf.constant(one, tf.int32) for one in range(self._context.num_replicas)]]
+        self._local = range(self._context.num_local)
+        first = self._placement.first
+        self._fed: list[Sequence[Any]] = [[tf.constant(first + one, tf.int32) for one in self._local]]
         """For each part, in order, what each replica is fed."""
-        given = tf.nest.map_structure(self._entered, (tuple(args), dict(kwargs)))
+        given = self._entered((tuple(args), dict(kwargs)))
         # A tf.function around it that sees variables made traces it again, and refuses those made then.
         new = NewVariables(are_allowed=True, make=self._variable)
         self._result: Any = None
@@ -56,24 +57,43 @@ class _Traced:
         with self._trace.tracing(new.create):
             self._trace.run(body)
 
-    def _entered(self, leaf: Any) -> Any:
-        """What the function is given for an argument: a part, where replicas have values of their own."""
-        if isinstance(leaf, tf_adapter.DistributedVariable) or not isinstance(leaf, tf_adapter.DistributedValues):
-            return leaf
+    def _entered(self, arguments: Any) -> Any:
+        """What the function is given for its arguments: parts, where replicas have values of their own."""
+        owned = [self._own_values(leaf) for leaf in tf.nest.flatten(arguments)]
+        columns = [column for values in owned for column in zip(*map(_tensors, values), strict=True)]
+        shapes = iter(self._placement.agreed_shapes([_common_shape(column) for column in columns]))
 
         def part(*values: Any) -> tf.Tensor:
-            shape = tf.TensorShape(values[0].shape)
-            for value in values[1:]:
-                shape = shape.most_specific_compatible_shape(value.shape)
             self._fed.append(values)
-            return self._trace.part(tf.TensorSpec(shape, values[0].dtype), "part")
+            return self._trace.part(tf.TensorSpec(next(shapes), values[0].dtype), "part")
 
-        if not all(tf.is_tensor(each) for each in tf.nest.flatten(leaf.values, expand_composites=True)):
+        entered = [
+            tf.nest.map_structure(part, *values, expand_composites=True) if values else leaf
+            for leaf, values in zip(tf.nest.flatten(arguments), owned, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(arguments, entered)
+
+    def _own_values(self, leaf: Any) -> Sequence[Any]:
+        """What each replica is given for an argument; nothing, where it is one for all."""
+        if isinstance(leaf, tf_adapter.DistributedVariable):
+            return ()
+        if not isinstance(leaf, tf_adapter.DistributedValues):
+            # Another worker may have another value.
+            is_one = self._placement.is_alone or not tf_adapter.is_of_tensors(leaf)
+            return () if is_one else [leaf] * len(self._local)
+        if not all(map(tf.is_tensor, _tensors(leaf.values))):
             raise CaptureError(
                 f"each replica is given an object of its own, {leaf.values}; a function that is compiled for all of "
                 "them takes tensors. Give it tf.constant(...) of the values, or call run() on no tf.function"
             )
-        return tf.nest.map_structure(part, *leaf.values, expand_composites=True)
+        values: Sequence[Any] = leaf.values
+        return values
+
+    def _is_local(self, container: Any) -> bool:
+        """Whether replicas may have values of their own of a variable, until it is read outside of `run`."""
+        if tf_adapter.is_sync_on_read(container):
+            return True
+        return not (self._placement.is_alone or isinstance(container, tf_adapter.DistributedVariable))
 
     def _variable(self, creator: Callable[..., Any], **kwargs: Any) -> Any:
         with tf_adapter.cross_replica_context(self._strategy):
@@ -93,13 +113,17 @@ class _Traced:
     def called(self) -> Any:
         """The results of an op of the default graph that runs it on all replicas."""
         captured = self._trace.captured()
-        program = self._compiled(captured)
+        program = self._placement.compiled(captured.item, self._name)
         executor = Executor(program, dict(self._bound(program, captured)), captured.state, name=self._name)
         fed = {
             on_replica(position, part): value
             for part, values in zip(captured.parts, self._fed, strict=True)
             for position, value in enumerate(values)
         }
+        fed |= {
+            on_replica(position, name): value for name, value in captured.outside.items() for position in self._local
+        }
+        self._placement.begin_step(program)
         ran = executor.add_to_graph([fed[name] for name, _ in program.feeds])
         tf_adapter.on_gradient(ran, self._refuse_gradient)
         fetched = list(self._fetched(program, ran.outputs))
@@ -107,13 +131,14 @@ class _Traced:
         values: list[list[Any]] = []
         for leaf in self._leaves():
             if self._trace.has(leaf):
-                values.append(fetched[next(results)])
+                own = fetched[next(results)]
+                values.append(own[:1] * len(own) if self._trace.is_one_here(leaf) else own)
             else:
-                values.append([ran if isinstance(leaf, tf.Operation) else leaf] * self._context.num_replicas)
+                values.append([ran if isinstance(leaf, tf.Operation) else leaf] * len(self._local))
         return tf_adapter.regroup(
             tuple(
                 tf.nest.pack_sequence_as(self._result, [value[position] for value in values], expand_composites=True)
-                for position in range(self._context.num_replicas)
+                for position in self._local
             )
         )
 
@@ -122,18 +147,6 @@ class _Traced:
             f"a gradient is computed through run({self._name}), whose replicas are one compiled program. Compute it in "
             f"'{self._name}': with the tape, and what it watches, in the function that is given to run()"
         )
-
-    def _compiled(self, captured: CapturedReplicaFunction) -> CompiledProgram:
-        devices = [tf.DeviceSpec.from_string(device) for device in self._strategy.extended.worker_devices]
-        numbers = {kind: [one.device_index for one in devices if one.device_type == kind] for kind in ("CPU", "GPU")}
-        node = NodeSpec(_HERE, gpus=tuple(sorted(numbers["GPU"])), cpus=tuple(sorted(numbers["CPU"])))
-        resources = ResourceSpec((node,))
-        built = build_strategy(self._strategy.extended.strategy_builder, captured.item, resources)
-        replicas = tuple(
-            Replica(index, 0, f"/device:{one.device_type}:{one.device_index}") for index, one in enumerate(devices)
-        )
-        topology = Topology(0, replicas, dict.fromkeys(node.devices, 0))
-        return compile(captured.item, built, topology, Options(keeps_copies=True, folds_seeds=False))
 
     def _bound(
         self, program: CompiledProgram, captured: CapturedReplicaFunction
@@ -157,4 +170,14 @@ class _Traced:
             values[output.tensor].append(tensor)
         for output in program.item.outputs:
             own = values[output.tensor]
-            yield own if output.per_replica else own * self._context.num_replicas
+            yield own if output.per_replica else own * len(self._local)
+
+
+def _tensors(value: Any) -> list[Any]:
+    flat: list[Any] = tf.nest.flatten(value, expand_composites=True)
+    return flat
+
+
+def _common_shape(tensors: Sequence[tf.Tensor]) -> tf.TensorShape:
+    """What is known of the shapes of all of them."""
+    return reduce(tf.TensorShape.most_specific_compatible_shape, (tensor.shape for tensor in tensors))

@@ -1,4 +1,4 @@
-"""How a mirrored strategy is implemented: TensorFlow's own, but that replica functions are traced once and compiled."""
+"""How mirrored strategies are implemented: TensorFlow's own, but replica functions are traced once and compiled."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,23 +8,21 @@ import tensorflow as tf
 
 from autodist_py.distribute import tf_adapter
 from autodist_py.distribute.compiled_function import call_once
+from autodist_py.distribute.placement import ClusterPlacement, LocalPlacement, Placement
 from autodist_py.distribute.replica_context import tracing_context
+from autodist_py.program.build import Compiler
 from autodist_py.strategy_builders.base import StrategyBuilder
 
 
-class CompiledMirroredExtended(tf_adapter.MirroredExtended):
-    """`MirroredExtended` whose replicas are made by the kernel.
+class CompiledExtended(tf_adapter.MirroredExtended):
+    """`MirroredExtended` whose replicas are made by the kernel, on the devices of its `placement`.
 
     While a replica function is traced, it stands in one replica context: variables, Keras's optimizers and
     `all_reduce` ask `_use_merge_call`, and go straight on, so that all that replicas tell one another arrives here.
     """
 
-    def __init__(
-        self, strategy: Any, devices: Sequence[str] | None, cross_device_ops: Any, strategy_builder: StrategyBuilder
-    ):
-        super().__init__(strategy, devices, cross_device_ops or tf.distribute.ReductionToOneDevice())
-        self.strategy_builder = strategy_builder
-        self._clones: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+    placement: Placement
+    _clones: WeakKeyDictionary[Any, Any]
 
     @property
     def _context(self) -> Any:
@@ -89,7 +87,7 @@ class CompiledMirroredExtended(tf_adapter.MirroredExtended):
         """What an update returns whose function returns `result`: one value for all, or a list with one for each."""
         if group:
             return tf.nest.map_structure(self._context.updated, result)
-        return tf.nest.map_structure(lambda leaf: [leaf] * self._num_replicas_in_sync, result)
+        return tf.nest.map_structure(lambda leaf: [leaf] * len(self.worker_devices), result)
 
     @tf_adapter.do_not_convert
     def _call_for_each_replica(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
@@ -116,3 +114,42 @@ class CompiledMirroredExtended(tf_adapter.MirroredExtended):
 
             self._clones[function] = tf_adapter.clone(function, body)
         return self._clones[function]
+
+
+class CompiledMirroredExtended(CompiledExtended):
+    """Of several devices of this machine."""
+
+    def __init__(
+        self, strategy: Any, devices: Sequence[str] | None, cross_device_ops: Any, strategy_builder: StrategyBuilder
+    ):
+        super().__init__(strategy, devices, cross_device_ops or tf.distribute.ReductionToOneDevice())
+        self._clones = WeakKeyDictionary()
+        self.placement = LocalPlacement(self.worker_devices, strategy_builder)
+
+
+class CompiledMultiWorkerExtended(CompiledExtended, tf_adapter.CollectiveAllReduceExtended):
+    """Of the devices of several workers, which have joined a cluster, and whose servers run.
+
+    What is reduced and gathered outside of `run` TensorFlow's own collectives combine.
+    """
+
+    _std_server_started = True
+    _local_or_standalone_client_mode = True  # Nothing of the runtime is configured here.
+    _enable_check_health = False
+
+    def __init__(self, strategy: Any, options: Any, compiler: Compiler):
+        self._devices_of_worker = compiler.cluster.resources.workers[compiler.cluster.rank]
+        resolver = tf_adapter.cluster_resolver(compiler.cluster.rank)
+        tf_adapter.CollectiveAllReduceExtended.__init__(self, strategy, resolver, options)
+        self._clones = WeakKeyDictionary()
+        self.placement = ClusterPlacement(compiler, len(self.worker_devices))
+
+    def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+        node = self._devices_of_worker
+        kind, number = ("GPU", len(node.gpus)) if node.gpus else ("CPU", max(1, len(node.cpus)))
+        return tuple(f"{worker_device}/device:{kind}:{index}" for index in range(number)), kind
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        if tf.nest.is_nested(value) and self._context is None and reduce_op == tf.distribute.ReduceOp.MEAN:
+            return value  # As MirroredStrategy does: Keras's fit asks it of batches, whose shapes it wants.
+        return super()._reduce_to(reduce_op, value, destinations, options)

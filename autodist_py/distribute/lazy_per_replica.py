@@ -1,6 +1,6 @@
 """What replicas hand to a `merge_call`: a value for each, of which all are computed only where they are read."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
@@ -16,35 +16,51 @@ class LazyPerReplica(tf_adapter.PerReplica):
     Reducing or gathering it combines them without making each known to each. Who reads `values` has them gathered.
     """
 
-    def __init__(self, trace: ReplicaTrace, own: Any, num_replicas: int):
+    def __init__(
+        self,
+        trace: ReplicaTrace,
+        own: Any,
+        num_replicas: int,
+        local: Callable[[], Sequence[Any]],
+        *,
+        known: tuple[Any, ...] = (),
+    ):
+        """The replicas' values of `own`, of which there are `num_replicas`; `values` are those of the `local` numbers.
+
+        `known` they are before anything is combined.
+        """
         self.own = own
         """The replica's own value: a tensor, or a composite of tensors."""
-        self._trace, self._num_replicas = trace, num_replicas
-        self._gathered: tuple[Any, ...] = ()
+        self._trace, self._num_replicas, self._local = trace, num_replicas, local
+        self._gathered = known
 
     @property
     def _values(self) -> tuple[Any, ...]:
         if not self._gathered:
             flat = tf.nest.flatten(self.own, expand_composites=True)
-            columns = [gathered_values(self._trace, tensor, self._num_replicas) for tensor in flat]
+            local = self._local()
+            columns = [gathered_values(self._trace, tensor, self._num_replicas, local) for tensor in flat]
             self._gathered = tuple(
                 tf.nest.pack_sequence_as(self.own, [column[position] for column in columns], expand_composites=True)
-                for position in range(self._num_replicas)
+                for position in range(len(local))
             )
         return self._gathered
 
 
-def gathered_values(trace: ReplicaTrace, tensor: tf.Tensor, num_replicas: int) -> Sequence[tf.Tensor]:
-    """All replicas' values of `tensor`, of a static rank, on each of them."""
+def gathered_values(
+    trace: ReplicaTrace, tensor: tf.Tensor, num_replicas: int, numbers: Sequence[Any]
+) -> Sequence[tf.Tensor]:
+    """The values of `tensor`, of a static rank, that the replicas of these `numbers` have, on each replica."""
     if tensor.shape.is_fully_defined():
         stacked = trace.rows(tf.expand_dims(tensor, 0))
-        return [tf.gather(stacked, position) for position in range(num_replicas)]
+        return [tf.gather(stacked, number) for number in numbers]
     shapes = tf.ensure_shape(trace.rows(tf.expand_dims(tf.shape(tensor), 0)), [num_replicas, tensor.shape.rank])
     flat = trace.rows(tf.reshape(tensor, [-1]))
-    parts = tf.split(flat, tf.reduce_prod(shapes, axis=1), num=num_replicas)
+    ends = tf.cumsum(tf.reduce_prod(shapes, axis=1))
     found = []
-    for position, part in enumerate(parts):
-        value = tf.reshape(part, shapes[position])
+    for number in numbers:
+        shape, end = tf.gather(shapes, number), tf.gather(ends, number)
+        value = tf.reshape(flat[end - tf.reduce_prod(shape) : end], shape)
         value.set_shape(tensor.shape)
         found.append(value)
     return found
@@ -61,7 +77,7 @@ def added(trace: ReplicaTrace, value: Any, num_replicas: int) -> Any:
         )
     if value.shape.is_fully_defined():
         return trace.added(value)
-    return reduce(tf.add, gathered_values(trace, value, num_replicas))
+    return reduce(tf.add, gathered_values(trace, value, num_replicas, range(num_replicas)))
 
 
 def joined(trace: ReplicaTrace, value: tf.Tensor, axis: Any, num_replicas: int) -> tf.Tensor:
@@ -77,7 +93,7 @@ def joined(trace: ReplicaTrace, value: tf.Tensor, axis: Any, num_replicas: int) 
     axis = int(axis) % rank
     rest = [*value.shape[:axis], *value.shape[axis + 1 :]]
     if None in rest:
-        return tf.concat(gathered_values(trace, value, num_replicas), axis)
+        return tf.concat(gathered_values(trace, value, num_replicas, range(num_replicas)), axis)
     if axis == 0:
         return trace.rows(value)
     order = [axis, *(each for each in range(rank) if each != axis)]

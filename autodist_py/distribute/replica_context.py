@@ -32,9 +32,13 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
     """
 
     def __init__(self, strategy: Any, trace: ReplicaTrace):
-        super().__init__(strategy, 0)
+        placement = strategy.extended.placement
+        super().__init__(strategy, placement.first)
         self.trace = trace
         self.num_replicas: int = strategy.num_replicas_in_sync
+        self.num_local = len(strategy.extended.worker_devices)
+        self._is_alone: bool = placement.is_alone
+        self._reads_local = False
         self._number = trace.part(tf.TensorSpec([], tf.int32), "replica_id_in_sync_group")
 
     @contextmanager
@@ -73,12 +77,13 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
     def _merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         self.trace.require_outermost("merge_call() is called")
         merged = tf.nest.map_structure(self.merged, (tuple(args), dict(kwargs)))
+        self._reads_local = False
         with tf_adapter.cross_replica_context(self.strategy), self.trace.for_all():
             result = merge_fn(self.strategy, *merged[0], **merged[1])
 
         def of_replica(leaf: Any) -> Any:
             if isinstance(leaf, tf.Tensor) and self.trace.has(leaf):
-                self.trace.share(leaf)
+                (self.trace.share_here if self._reads_local else self.trace.share)(leaf)
             return self.own(leaf)
 
         return tf.nest.map_structure(of_replica, result)
@@ -91,8 +96,26 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
             return tf_adapter.container_of(leaf)
         value = tf_adapter.as_value(leaf) if tf_adapter.is_lazy_read(leaf) else leaf
         flat = tf.nest.flatten(value, expand_composites=True)
-        differs = any(self.trace.has(each) and not self.trace.is_shared(each) for each in flat)
-        return LazyPerReplica(self.trace, value, self.num_replicas) if differs else value
+        differs = any(self.trace.has(each) and not self.trace.is_one_here(each) for each in flat)
+        return self._lazy(value) if differs else value
+
+    def _lazy(self, value: Any) -> LazyPerReplica:
+        is_alike = all(map(self.trace.is_alike, tf.nest.flatten(value, expand_composites=True)))
+        known = (value,) * self.num_local if is_alike else ()
+        return LazyPerReplica(self.trace, value, self.num_replicas, self._local, known=known)
+
+    def _local(self) -> Sequence[Any]:
+        """The numbers of this worker's replicas. What is computed from their values is the worker's own."""
+        if self._is_alone:
+            return range(self.num_local)
+        self._reads_local = True
+        first = self._number - self._position
+        return [first + position for position in range(self.num_local)]
+
+    @property
+    def _position(self) -> tf.Tensor:
+        """The replica's number among those of its worker."""
+        return self._number if self._is_alone else self._number % self.num_local
 
     def own(self, leaf: Any) -> Any:
         """What a replica has of `leaf`, a value of a cross-replica context."""
@@ -104,7 +127,7 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
         if all(each is first for each in others):
             return first
         return tf.nest.map_structure(
-            lambda *each: tf.gather(tf.stack(each), self._number), *leaf.values, expand_composites=True
+            lambda *each: tf.gather(tf.stack(each), self._position), *leaf.values, expand_composites=True
         )
 
     def own_arguments(self, args: Sequence[Any], kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -114,8 +137,8 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
 
     def mirrored(self, value: Any, destinations: Any = None) -> Any:
         """`value`, the same on all replicas, as a cross-replica context has it on `destinations`; None: on all."""
-        num_devices = self.num_replicas if destinations is None else len(tf_adapter.devices_of(destinations))
-        return value if num_devices == 1 else tf_adapter.Mirrored((value,) * self.num_replicas)
+        num_devices = self.num_local if destinations is None else len(tf_adapter.devices_of(destinations))
+        return value if num_devices == 1 else tf_adapter.Mirrored((value,) * self.num_local)
 
     def updated(self, leaf: Any) -> Any:
         """What an update returns in a cross-replica context for `leaf`, which it has returned for a component."""
@@ -128,12 +151,14 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
         """`value` of a cross-replica context, reduced."""
         if isinstance(value, tf_adapter.SyncOnReadVariable):
             with self.trace.for_each():
-                value = LazyPerReplica(self.trace, value.values[0].read_value(), self.num_replicas)
+                value = self._lazy(value.values[0].read_value())
         if isinstance(value, LazyPerReplica):
             total = self._reduced(reduce_op, value.own)
             if isinstance(destinations, tf_adapter.DistributedVariable):
                 self.trace.is_update(destinations, total)
             return self.mirrored(total, destinations)
+        if not isinstance(value, tf_adapter.DistributedValues) and not self._is_alone:
+            return self.mirrored(self._reduced_over_workers(reduce_op, value), destinations)
         if not isinstance(value, tf_adapter.DistributedValues):
             return tf_adapter.reduce_non_distributed_value(reduce_op, value, destinations, self.num_replicas)
         if tf_adapter.is_mirrored(value) and reduce_op == tf.distribute.ReduceOp.MEAN:
@@ -141,6 +166,13 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
         total = sum(value.values[1:], value.values[0])
         mean = total / self.num_replicas if reduce_op == tf.distribute.ReduceOp.MEAN else total
         return self.mirrored(mean, destinations)
+
+    def _reduced_over_workers(self, reduce_op: tf.distribute.ReduceOp, value: Any) -> tf.Tensor:
+        """`value`, which each worker has once, reduced: each counts once, whatever the number of its replicas."""
+        total = self._reduced(tf.distribute.ReduceOp.SUM, tf.convert_to_tensor(value))
+        num_workers = self.num_replicas // self.num_local
+        once = total // self.num_local if total.dtype.is_integer else total / self.num_local
+        return once / num_workers if reduce_op == tf.distribute.ReduceOp.MEAN else once
 
     def gather_to(self, value: Any, destinations: Any, axis: Any) -> Any:
         """`value` of a cross-replica context, gathered along `axis`."""

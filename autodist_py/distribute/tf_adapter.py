@@ -7,11 +7,20 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
-from tensorflow.python.distribute import cross_device_ops, distribute_lib, distribute_utils, mirrored_strategy, values
+from tensorflow.python.distribute import (
+    collective_all_reduce_strategy,
+    cross_device_ops,
+    distribute_lib,
+    distribute_utils,
+    mirrored_strategy,
+    values,
+)
 from tensorflow.python.eager import context, record
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
+from tensorflow.python.framework import composite_tensor
 from tensorflow.python.ops import resource_variable_ops
 
+CollectiveAllReduceExtended = collective_all_reduce_strategy.CollectiveAllReduceExtended
 DistributedValues = values.DistributedValues
 DistributedVariable = values.DistributedVariable
 Function = polymorphic_function.Function
@@ -24,6 +33,15 @@ SyncOnReadVariable = values.SyncOnReadVariable
 reduce_non_distributed_value = cross_device_ops.reduce_non_distributed_value
 regroup = distribute_utils.regroup
 do_not_convert = tf.autograph.experimental.do_not_convert
+
+
+def cluster_resolver(rank: int) -> Any:
+    """The cluster that this process has joined as the worker of that rank; of nobody, where it has joined none."""
+    definition = context.context()._collective_ops_server_def
+    jobs = {} if definition is None else {job.name: dict(job.tasks) for job in definition.cluster.job}
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(jobs), task_type=next(iter(jobs), ""), task_id=rank, rpc_layer="grpc"
+    )
 
 
 def container_of(variable: Any) -> Any:
@@ -48,6 +66,14 @@ def is_sync_on_read(variable: Any) -> bool:
 def is_mirrored(value: Any) -> bool:
     """Whether the replicas' values of `value` are kept equal."""
     return distribute_utils.is_mirrored(value)
+
+
+def is_of_tensors(value: Any) -> bool:
+    """Whether `value` is a tensor, or a composite of tensors, and nothing that holds state."""
+    if isinstance(value, tf.Variable) or not isinstance(value, tf.Tensor | composite_tensor.CompositeTensor):
+        return False
+    leaves = tf.nest.flatten(value, expand_composites=True)
+    return all(tf.is_tensor(each) and each.dtype not in (tf.resource, tf.variant) for each in leaves)
 
 
 def is_lazy_read(variable: Any) -> bool:

@@ -163,6 +163,20 @@ class Compiler:
         agreed = self.cluster.broadcast(self.agreement.key("strategy"), message)
         return Strategy.from_proto(StrategyMessage.FromString(agreed), is_own=True)
 
+    def replica_program(self, step: CapturedStep) -> CompiledProgram:
+        """The program of a replica function, which stands in the user's own graphs: it takes no steps of its own.
+
+        Every worker makes it, and the strategy is the chief's.
+
+        Raises:
+            CaptureError: this worker's graph differs from the chief's.
+            StrategyError: the builder cannot serve this function, or the strategy asks for servers or shards.
+        """
+        strategy = self.strategy(step.item)
+        program = self._compiled(step, self._with_engine_started(step, strategy), self.topology(strategy))
+        self._warnings.say(step.name, self._otherwise(program, strategy))
+        return program
+
     def distributed(self, step: CapturedStep, strategy: Strategy) -> StepProgram:
         """A program that all workers run together; each of them makes it, and what they agree on is the chief's.
 

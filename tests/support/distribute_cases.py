@@ -46,10 +46,10 @@ def components(variables: Any) -> list[Any]:
     return found
 
 
-def own_parts(strategy: Any, value: np.ndarray) -> Any:
-    """Each replica's rows of `value`, of different numbers."""
+def own_parts(strategy: Any, value: np.ndarray, more: int = 0) -> Any:
+    """Each replica's rows of `value`, of different numbers; of two replicas, by so many `more` for the first."""
     n = strategy.num_replicas_in_sync
-    bounds = [0, *(len(value) * (one + 1) // n + (one % 2) for one in range(n - 1)), len(value)]
+    bounds = [0, *(len(value) * (one + 1) // n + (one % 2 or more) for one in range(n - 1)), len(value)]
     return strategy.experimental_distribute_values_from_function(
         lambda context: tf.constant(
             value[bounds[context.replica_id_in_sync_group] : bounds[context.replica_id_in_sync_group + 1]]
@@ -102,6 +102,18 @@ def all_gather_and_its_gradient(strategy: Any) -> Any:
         return rows, columns, ragged, tape.gradient(y, x)
 
     results = tf.function(lambda x: strategy.run(replica_step, (x,)))(own_parts(strategy, data()[0]))
+    return tf.nest.map_structure(strategy.experimental_local_results, results)
+
+
+@case
+def parts_of_other_sizes(strategy: Any) -> Any:
+    """Also where each worker has one, whose shape is static."""
+
+    def replica_step(x: tf.Tensor) -> Any:
+        return tf.shape(x), REPLICA().all_reduce(SUM, tf.reduce_sum(x)), x * 2.0
+
+    parts = own_parts(strategy, data()[0], more=1)
+    results = tf.function(lambda x: strategy.run(replica_step, (x,)))(parts)
     return tf.nest.map_structure(strategy.experimental_local_results, results)
 
 

@@ -19,11 +19,19 @@ def network(width: int = 5, *, batch_norm: bool | str = False) -> keras.Model:
     return model
 
 
+def _with_slots(strategy: Any, optimizer: Any, variables: Any) -> None:
+    """Make the slots before the first step, where TensorFlow's strategy fails to make them in it."""
+    extended = strategy.extended
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and len(extended.worker_devices) > 1:
+        optimizer.build(variables)
+
+
 def trained_by_loop(strategy: Any, optimizer: Callable[[], Any], **options: Any) -> Any:
     x, y = data()
     with strategy.scope():
         model, made = network(**options), optimizer()
         seen = keras.metrics.Mean()
+        _with_slots(strategy, made, model.trainable_variables)
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
     def replica_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -78,6 +86,7 @@ def sparse_embedding(strategy: Any, optimizer: Callable[[], Any]) -> Any:
         table = keras.layers.Embedding(7, 3)
         table.build(None)
         made = optimizer()
+        _with_slots(strategy, made, table.trainable_variables)
 
     def replica_step(ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
@@ -133,14 +142,14 @@ def gradients_are_seen_as_such(strategy: Any) -> Any:
     """
     seen: list[Any] = []
     extended = strategy.extended
-    builder = extended.strategy_builder
+    builder = extended.placement.strategy_builder
 
     class Recorded:
         def build(self, item: Any, resources: Any) -> Any:
             seen.append(item)
             return builder.build(item, resources)
 
-    extended.strategy_builder = Recorded()
+    extended.placement.strategy_builder = Recorded()
     trained_by_loop(strategy, lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.1), batch_norm=True)
     item = seen[-1]
     dense = [len(item.gradients), len({gradient.variable for gradient in item.gradients})]

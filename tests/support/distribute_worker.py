@@ -1,12 +1,18 @@
-"""Runs programs of `tf.distribute` under one strategy, in a process of its own, and keeps what each gives."""
+"""Runs programs of `tf.distribute` under one strategy, in a process of its own, and keeps what each gives.
+
+Under a strategy of several workers it runs in each. TensorFlow finds them by TF_CONFIG; `autodist run` starts ours.
+"""
 
 import importlib
+import itertools
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.distribute import collective_all_reduce_strategy
 
 from tests.support import distribute_training
 from tests.support.distribute_cases import CASES, OURS
@@ -14,11 +20,39 @@ from tests.support.distribute_cases import CASES, OURS
 assert distribute_training  # It adds its cases.
 
 
+class _TheirExtended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
+    """TensorFlow's, with a replica on each logical CPU, and a server that the process starts but once."""
+
+    num_local = 1
+
+    def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> Any:
+        return tuple(f"{worker_device}/device:CPU:{index}" for index in range(self.num_local)), "CPU"
+
+    def _update_config_proto(self, config: Any) -> Any:
+        updated = super()._update_config_proto(config)
+        updated.device_count["CPU"] = self.num_local
+        return updated
+
+
+class _TheirWorkers(tf.distribute.MultiWorkerMirroredStrategy):
+    _numbers = itertools.count()
+
+    def __init__(self) -> None:
+        self._collective_key_base = next(self._numbers) * 1000
+        options = tf.distribute.experimental.CommunicationOptions()
+        tf.distribute.Strategy.__init__(self, _TheirExtended(self, None, options))
+        _TheirExtended._std_server_started = True
+
+
 def made(kind: str, replicas: int) -> Any:
     devices = [f"/cpu:{index}" for index in range(replicas)]
     if kind == "tensorflow":
         return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
-    return importlib.import_module("autodist_py.distribute").MirroredStrategy(devices)
+    if kind == "tensorflow-workers":
+        _TheirExtended.num_local = replicas
+        return _TheirWorkers()
+    ours = importlib.import_module("autodist_py.distribute")
+    return ours.MultiWorkerMirroredStrategy() if kind == "ours-workers" else ours.MirroredStrategy(devices)
 
 
 def as_arrays(value: Any) -> list[np.ndarray]:
@@ -27,19 +61,22 @@ def as_arrays(value: Any) -> list[np.ndarray]:
 
 def main(kind: str, replicas: int, folder: str, only: list[str]) -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
+    if kind != "ours-workers":
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
     for name, function in (CASES | (OURS if kind == "ours" else {})).items():
         if only and name not in only:
             continue
+        strategy = made(kind, replicas)
+        own = Path(folder, str(getattr(strategy.extended, "_id_in_cluster", 0)))
+        own.mkdir(exist_ok=True)
         try:
-            arrays = as_arrays(function(made(kind, replicas)))
+            arrays = as_arrays(function(strategy))
         except Exception:
             text = traceback.format_exc()
             print(name, text[-3000:], flush=True)
-            with open(f"{folder}/{name}.error", "w") as file:
-                file.write(text)
+            (own / f"{name}.error").write_text(text)
             continue
-        np.savez(f"{folder}/{name}.npz", *arrays)
+        np.savez(own / f"{name}.npz", *arrays)
 
 
 if __name__ == "__main__":

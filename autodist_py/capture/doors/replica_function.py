@@ -18,8 +18,11 @@ from autodist_py.capture.recording.gradients import Origin
 from autodist_py.capture.shapes import static_shape
 from autodist_py.capture.traced import TracedGraph
 from autodist_py.kernel.ir.dataflow import analyse, varying_writes
+from autodist_py.kernel.ir.graph import READS_VARIABLE
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Output, Statistic
+
+_ACCESSES = READS_VARIABLE | {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class CapturedReplicaFunction:
         item: the program of one replica.
         variables: the variables that it uses, those of the first replica, by their names in the item.
         state: tensors it closes over, which are the same on all replicas, by input name.
+        outside: tensors it closes over, of which other workers may have others; each replica is fed its worker's.
         parts: the names of the inputs of which each replica is fed its own, in the order in which they were made.
         results: for each of the function's results, in order, which of the item's outputs it is.
     """
@@ -37,6 +41,7 @@ class CapturedReplicaFunction:
     item: GraphItem
     variables: Mapping[str, tf.Variable]
     state: Mapping[str, tf.Tensor]
+    outside: Mapping[str, tf.Tensor]
     parts: tuple[str, ...]
     results: tuple[int, ...]
 
@@ -66,11 +71,19 @@ class ReplicaTrace:
         name: of the function.
         container_of: the variable that a replica's variable is a component of, or itself.
         is_local: whether each replica has its own value of the variable with these components.
+        is_alone: whether all replicas are of this process, which has once what the function closes over.
     """
 
-    def __init__(self, name: str, container_of: Callable[[Any], Any], is_local: Callable[[Any], bool]):
+    def __init__(
+        self,
+        name: str,
+        container_of: Callable[[Any], Any],
+        is_local: Callable[[Any], bool],
+        *,
+        is_alone: bool = True,
+    ):
         self.graph = tf_adapter.StepGraph(op_name(name))
-        self._container_of, self._is_local = container_of, is_local
+        self._container_of, self._is_local, self._is_alone = container_of, is_local, is_alone
         self._uses = VariableUses(container_of)
         self._parts: list[tf.Tensor] = []
         self._markers: list[_Marker] = []
@@ -78,6 +91,7 @@ class ReplicaTrace:
         """By the position of a marker, the variable whose gradient it is."""
         self._marker_of: dict[int, int] = {}
         self._shared: dict[int, tf.Tensor] = {}
+        self._shared_here: dict[int, tf.Tensor] = {}
         self._read_for_all: dict[int, Any] = {}
         self._is_for_all = False
         self._results: list[tf.Tensor] = []
@@ -104,6 +118,25 @@ class ReplicaTrace:
     def has(self, value: Any) -> bool:
         """Whether `value` is a tensor of the function, of which each replica may have another."""
         return isinstance(value, tf.Tensor) and tf.is_symbolic_tensor(value) and value.graph is self.graph
+
+    def is_alike(self, tensor: tf.Tensor) -> bool:
+        """Whether it is computed from what all replicas have alike: constants, and variables kept equal so far."""
+        handles = {inner.op.name: self._uses.by_handle.get(id(outer)) for outer, inner in self.graph.captures}
+        seen, waiting = {tensor.op.name}, [tensor.op]
+        while waiting:
+            op = waiting.pop()
+            variable = handles.get(op.name)
+            if variable is not None:
+                if self._is_local(self._container_of(variable)):
+                    return False
+                reads = [each for each in op.outputs[0].consumers() if each.type not in READS_VARIABLE]
+            elif op.type == "Placeholder" or (op.op_def.is_stateful and op.type not in _ACCESSES):
+                return False
+            else:
+                reads = [each.op for each in op.inputs]
+            waiting += (new := [each for each in reads if each.name not in seen])
+            seen.update(each.name for each in new)
+        return True
 
     def added(self, value: Any) -> Any:
         """The sum of the replicas' values of a tensor; of IndexedSlices the slices, one after the other."""
@@ -144,6 +177,14 @@ class ReplicaTrace:
     def share(self, tensor: tf.Tensor) -> None:
         """`tensor` is the same on all replicas, as the result of one thing that they did together."""
         self._shared[id(tensor)] = tensor
+
+    def share_here(self, tensor: tf.Tensor) -> None:
+        """`tensor` is the same on all replicas of this process, and may be another in another process."""
+        self._shared_here[id(tensor)] = tensor
+
+    def is_one_here(self, tensor: tf.Tensor) -> bool:
+        """Whether the replicas of this process are known to have the same, not only an equal one."""
+        return id(tensor) in self._shared or id(tensor) in self._shared_here
 
     def is_shared(self, tensor: tf.Tensor) -> bool:
         """Whether it was said to be the same on all replicas."""
@@ -206,6 +247,11 @@ class ReplicaTrace:
             outputs.setdefault(name, Output(name, tensor.dtype.name, static_shape(tensor.shape), per_replica=own))
             results.append(list(outputs).index(name))
         gradients = tuple(self._gradients(bound))
+        outside = {
+            name: tensor
+            for name, tensor in bound.state.items()
+            if not self._is_alone and tensor.dtype not in (tf.resource, tf.variant)
+        }
         traced = TracedGraph(
             graph=bound.definition,
             variables=tuple(
@@ -215,7 +261,7 @@ class ReplicaTrace:
             gradients=gradients,
             inputs=(
                 *(_input(part.op.name, part, "part") for part in self._parts),
-                *(_input(name, tensor, "state") for name, tensor in bound.state.items()),
+                *(_input(name, tensor, "part" if name in outside else "state") for name, tensor in bound.state.items()),
             ),
             outputs=tuple(outputs.values()),
             run_ops=bound.run_ops,
@@ -233,7 +279,8 @@ class ReplicaTrace:
         return CapturedReplicaFunction(
             item=item,
             variables={name: variable for name, variable in bound.variables.items() if name in kept},
-            state=bound.state,
+            state={name: tensor for name, tensor in bound.state.items() if name not in outside},
+            outside=outside,
             parts=tuple(part.op.name for part in self._parts),
             results=tuple(results),
         )
@@ -259,7 +306,9 @@ class ReplicaTrace:
     def _require_shared(self, item: GraphItem, bound: BoundGraph) -> None:
         """Refuse that what is done for all replicas depends on what is one's own."""
         for variable in item.variables:
-            if variable.per_replica and id(self._container_of(bound.variables[variable.name])) in self._read_for_all:
+            container = self._container_of(bound.variables[variable.name])
+            is_own = variable.per_replica and (self._is_alone or self._is_local(container))
+            if is_own and id(container) in self._read_for_all:
                 raise CaptureError(
                     f"a merge_call reads variable '{variable.name}', of which each replica has its own value. Read it "
                     "before, and reduce it there: merge_call(merge_fn, args=(variable.read_value(),))"

@@ -1,0 +1,103 @@
+"""`MultiWorkerMirroredStrategy`: the devices of several workers, each with a copy of every variable."""
+
+import itertools
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from autodist_py.cluster.cluster import join_cluster
+from autodist_py.config.logs import show_logs
+from autodist_py.config.resource_spec import load_resource_spec, this_machine
+from autodist_py.config.settings import Settings
+from autodist_py.distribute.extended import CompiledMultiWorkerExtended
+from autodist_py.distribute.placement import OPTIONS
+from autodist_py.program.build import Compiler, Kernel
+from autodist_py.proto.errors import ClusterError
+from autodist_py.proto.resource_spec import ResourceSpec
+from autodist_py.strategy_builders.all_reduce import AllReduce
+from autodist_py.strategy_builders.base import StrategyBuilder, resolve_builder
+
+_KEYS_OF_A_STRATEGY = 1 << 10
+"""TensorFlow numbers the groups of each strategy from 1, and refuses other members under a number it knows."""
+
+
+class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+    """`tf.distribute.MultiWorkerMirroredStrategy`, whose replica functions are traced once, and compiled.
+
+    All means what it means there, and in `MirroredStrategy`. The workers are those that `autodist run` starts, or those
+    of `resource_spec_file`, which the chief's process starts. The script makes the strategy before anything eager.
+
+    Args:
+        cluster_resolver: None. Workers are given by a resource spec, not by TF_CONFIG.
+        communication_options: how values are combined outside of `run`, and in it, if there is no `strategy_builder`.
+        strategy_builder: how gradients are synchronized, as `AutoDist(strategy_builder=...)`. Default: AllReduce.
+        resource_spec_file: the nodes, as for `AutoDist`; None: those of the run, else this machine.
+
+    Raises:
+        ClusterError: the workers could not be joined; they have different numbers of devices; or a cluster is given in
+            another way.
+        StrategyError: no such builder, or wrong arguments.
+        ResourceSpecError: the file is no valid resource spec.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(
+        self,
+        cluster_resolver: Any = None,
+        communication_options: Any = None,
+        *,
+        strategy_builder: StrategyBuilder | str | None = None,
+        resource_spec_file: str | os.PathLike[str] | ResourceSpec | None = None,
+    ):
+        settings = Settings.from_environment()
+        show_logs(settings.log_level)
+        _require_no_other_cluster(cluster_resolver)
+        options = communication_options or tf.distribute.experimental.CommunicationOptions()
+        builder = resolve_builder(settings.strategy or strategy_builder or _by_options(options))
+        cluster = join_cluster(_resources(resource_spec_file, settings), settings)
+        numbers = {len(node.replica_devices) for node in cluster.resources.workers}
+        if len(numbers) > 1:
+            raise ClusterError(
+                "each worker of a MultiWorkerMirroredStrategy has as many devices as the others; the resource spec has "
+                f"nodes of {', '.join(map(str, sorted(numbers)))}. Give all the same number, or use AutoDist"
+            )
+        number = next(self._numbers)
+        self._collective_key_base = number * _KEYS_OF_A_STRATEGY
+        compiler = Compiler(f"multi-worker-mirrored-{number}", cluster, cluster.resources, builder, Kernel(OPTIONS))
+        tf.distribute.Strategy.__init__(self, CompiledMultiWorkerExtended(self, options, compiler))
+
+    def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
+        """As `tf.distribute.Strategy.reduce`; replicas' scalars are reduced along axis 0 as they are along None.
+
+        Keras's `fit` and `evaluate` ask for that of what they show.
+        """
+        ranks = [getattr(each, "shape", tf.TensorShape(None)).rank for each in self.experimental_local_results(value)]
+        return super().reduce(reduce_op, value, axis=None if axis == 0 and set(ranks) == {0} else axis)
+
+
+def _require_no_other_cluster(cluster_resolver: Any) -> None:
+    if cluster_resolver is not None or "TF_CONFIG" in os.environ:
+        given = "TF_CONFIG" if cluster_resolver is None else f"cluster_resolver={cluster_resolver!r}"
+        raise ClusterError(
+            f"the workers of a run are given by a resource spec; received {given}. Write the nodes into a YAML file, "
+            "and start the script by `autodist run --spec FILE`, without the other"
+        )
+
+
+def _by_options(options: Any) -> StrategyBuilder:
+    return AllReduce(
+        all_reduce_spec=options.implementation.value,
+        bytes_per_pack=options.bytes_per_pack,
+        timeout_seconds=options.timeout_seconds or 0.0,
+    )
+
+
+def _resources(given: str | os.PathLike[str] | ResourceSpec | None, settings: Settings) -> ResourceSpec | None:
+    if settings.is_launched:
+        return None
+    if isinstance(given, ResourceSpec):
+        return given
+    path = given if given is not None else settings.resource_spec
+    return this_machine() if path is None else load_resource_spec(path)

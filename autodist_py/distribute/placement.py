@@ -1,0 +1,134 @@
+"""Where replicas are, and how a program is compiled for them: `LocalPlacement`, `ClusterPlacement`."""
+
+import json
+from collections.abc import Sequence
+from functools import reduce
+from typing import Protocol
+
+import tensorflow as tf
+
+from autodist_py import tf_adapter
+from autodist_py.kernel.pipeline import CompiledProgram, compile
+from autodist_py.kernel.program import Options
+from autodist_py.kernel.topology import Replica, Topology
+from autodist_py.program.build import CapturedStep, Compiler
+from autodist_py.proto.errors import CaptureError, StrategyError
+from autodist_py.proto.graph_item import GraphItem
+from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
+from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
+
+OPTIONS = Options(keeps_copies=True, folds_seeds=False)
+"""Replicas' variables are the user's own, and seeds are those of the program."""
+
+_HERE = "127.0.0.1"
+
+
+class Placement(Protocol):
+    """Where the replicas of a strategy are.
+
+    Attributes:
+        first: the number of this process's first replica.
+        is_alone: whether all replicas are this process's, so that what it has once is the same for all.
+    """
+
+    first: int
+    is_alone: bool
+
+    def agreed_shapes(self, shapes: Sequence[tf.TensorShape]) -> Sequence[tf.TensorShape]:
+        """What is known, of the `shapes` of what this process's replicas are given, of those of all replicas."""
+        ...
+
+    def compiled(self, item: GraphItem, name: str) -> CompiledProgram:
+        """The program of this process, of a replica function of that name; all processes ask for it together."""
+        ...
+
+    def begin_step(self, program: CompiledProgram) -> None:
+        """Make the ops that say that `program` begins, in the graph in which it will stand."""
+        ...
+
+
+class LocalPlacement:
+    """The replicas are this process's, one on each of some devices, which are named as TensorFlow does."""
+
+    first = 0
+    is_alone = True
+
+    def __init__(self, devices: Sequence[str], strategy_builder: StrategyBuilder):
+        self.strategy_builder = strategy_builder
+        self._devices = [tf.DeviceSpec.from_string(device) for device in devices]
+
+    def agreed_shapes(self, shapes: Sequence[tf.TensorShape]) -> Sequence[tf.TensorShape]:
+        """See Placement."""
+        return shapes
+
+    def compiled(self, item: GraphItem, name: str) -> CompiledProgram:
+        """See Placement."""
+        numbers = {
+            kind: tuple(sorted(one.device_index for one in self._devices if one.device_type == kind))
+            for kind in ("CPU", "GPU")
+        }
+        node = NodeSpec(_HERE, gpus=numbers["GPU"], cpus=numbers["CPU"])
+        replicas = tuple(
+            Replica(index, 0, f"/device:{one.device_type}:{one.device_index}")
+            for index, one in enumerate(self._devices)
+        )
+        built = build_strategy(self.strategy_builder, item, ResourceSpec((node,)))
+        return compile(item, built, Topology(0, replicas, dict.fromkeys(node.devices, 0)), OPTIONS)
+
+    def begin_step(self, program: CompiledProgram) -> None:
+        """See Placement. Nobody waits for it."""
+
+
+class ClusterPlacement:
+    """The replicas are those of all workers, as many on each. Workers compile alike, by the chief's strategy."""
+
+    def __init__(self, compiler: Compiler, num_local: int):
+        self._compiler = compiler
+        self.is_alone = compiler.cluster.num_workers == 1
+        self.first = compiler.cluster.rank * num_local
+        self._steps = _Steps()
+        compiler.cluster.add_steps(self._steps)
+
+    def agreed_shapes(self, shapes: Sequence[tf.TensorShape]) -> Sequence[tf.TensorShape]:
+        """See Placement.
+
+        Raises:
+            CaptureError: the workers give different numbers of tensors.
+        """
+        own = json.dumps([shape.as_list() if shape.rank is not None else None for shape in shapes])
+        everyone = self._compiler.cluster.compare(self._compiler.agreement.key("shapes"), own.encode())
+        columns = [[tf.TensorShape(shape) for shape in json.loads(text)] for text in everyone.values()]
+        if len({len(column) for column in columns}) > 1:
+            raise CaptureError(
+                "every worker gives the same number of tensors to a function in run(); received, by rank, "
+                f"{', '.join(str(len(column)) for column in columns)}. Call it with the same structure everywhere"
+            )
+        return [reduce(tf.TensorShape.most_specific_compatible_shape, row) for row in zip(*columns, strict=True)]
+
+    def compiled(self, item: GraphItem, name: str) -> CompiledProgram:
+        """See Placement."""
+        program = self._compiler.replica_program(CapturedStep(item=item, variables={}, name=name))
+        if program.compressor_states:
+            owners = ", ".join(sorted({one.owner for one in program.compressor_states}))
+            raise StrategyError(
+                f"the compressor of {owners} remembers what it has left out, which a function given to run() cannot "
+                "keep; use one that keeps nothing, such as HorovodCompressor, or AutoDist.function"
+            )
+        return program
+
+    def begin_step(self, program: CompiledProgram) -> None:
+        """See Placement. Workers that wait for one whose script has ended are told so, as steps are counted."""
+        if program.collectives:
+            self._steps.variable.assign_add(1, read_value=False)
+
+
+class _Steps:
+    """How many steps graphs have begun, on the host."""
+
+    def __init__(self) -> None:
+        with tf_adapter.eagerly(), tf.device("/device:CPU:0"):
+            self.variable = tf.Variable(0, trainable=False, dtype=tf.int64, name="steps")
+
+    def __call__(self) -> int:
+        with tf_adapter.eagerly():
+            return int(self.variable.numpy())

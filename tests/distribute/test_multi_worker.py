@@ -1,0 +1,90 @@
+"""Programs of `tf.distribute` give on two workers what they give under TensorFlow's strategy, on each of them.
+
+Of one replica on each they give the same bits. With two on each values are added up in another order.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support import distribute_training
+from tests.support.distribute_cases import CASES
+from tests.support.distribute_outcomes import Outcomes, require_equal
+
+pytestmark = [pytest.mark.first]
+assert distribute_training  # It adds its cases.
+KINDS = ("tensorflow-workers", "ours-workers")
+
+FAILS_ON_WORKERS = {
+    "all_gather_and_its_gradient": "TensorFlow: 'destinations can not be empty' where a worker has one device",
+    "fit_evaluate_predict": "Keras 3 gives a batch of PerReplicas to a reduce() that takes one",
+}
+"""These are compared with as many replicas of one machine."""
+OF_TWO_REPLICAS = (
+    "all_reduce_of_a_structure",
+    "all_reduce_of_ints_and_sparse",
+    "all_gather_and_its_gradient",
+    "merge_calls",
+    "assignments_of_each_aggregation",
+    "sync_on_read",
+    "a_loop_over_a_distributed_dataset",
+    "structures_and_python_values",
+    "reduce_along_an_axis_and_gather",
+    "updates_for_all_replicas",
+    "adam_with_global_clipnorm",
+    "synchronized_batch_normalization",
+    "embedding_under_adam",
+)
+"""In which it matters that a worker has several. TensorFlow then makes no variable in a step."""
+IN_ANOTHER_ORDER = {"embedding_under_sgd"}
+"""Sparse gradients are added up as dense ones."""
+
+
+@pytest.fixture(scope="module")
+def one_replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
+    yield Outcomes(tmp_path_factory.mktemp("workers"), KINDS, 1)
+
+
+@pytest.fixture(scope="module")
+def two_replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
+    yield Outcomes(tmp_path_factory.mktemp("workers"), KINDS, 2, *OF_TWO_REPLICAS)
+
+
+@pytest.fixture(scope="module")
+def one_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
+    yield Outcomes(tmp_path_factory.mktemp("machine"), ["tensorflow"], 2, *FAILS_ON_WORKERS)
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.parametrize("case", [case for case in CASES if case not in FAILS_ON_WORKERS])
+def test_a_program_gives_what_it_gives_under_tensorflows_strategy(
+    one_replica: Outcomes, case: str, worker: int
+) -> None:
+    theirs, ours = (one_replica.arrays(kind, case, worker) for kind in KINDS)
+    require_equal(theirs, ours, exactly=case not in IN_ANOTHER_ORDER)
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.parametrize("case", OF_TWO_REPLICAS)
+def test_with_two_replicas_on_each_worker_too(two_replicas: Outcomes, case: str, worker: int) -> None:
+    theirs, ours = (two_replicas.arrays(kind, case, worker) for kind in KINDS)
+    require_equal(theirs, ours, exactly=False)
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_gradient_of_what_is_gathered_is_that_of_one_machine(
+    one_replica: Outcomes, one_machine: Outcomes, worker: int
+) -> None:
+    case = "all_gather_and_its_gradient"
+    theirs = one_machine.arrays("tensorflow", case)
+    require_equal(theirs[worker::2], one_replica.arrays("ours-workers", case, worker), exactly=True)
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_kerass_fit_evaluate_and_predict_give_what_they_give_on_one_machine(
+    one_replica: Outcomes, one_machine: Outcomes, worker: int
+) -> None:
+    case = "fit_evaluate_predict"
+    theirs, ours = one_machine.arrays("tensorflow", case), one_replica.arrays("ours-workers", case, worker)
+    shown = len(theirs) - 2 * (len(theirs) - len(ours))  # Two components of each variable there, one here.
+    require_equal([*theirs[:shown], *theirs[shown + worker :: 2]], ours, exactly=True)

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist_py.capture.doors.bound_graph import NewVariables
-from autodist_py.capture.doors.replica_function import CapturedReplicaFunction, ReplicaTrace
+from autodist_py.capture.doors.replica_function import CapturedReplicaFunction, Replicas, ReplicaTrace
 from autodist_py.distribute import tf_adapter
 from autodist_py.distribute.placement import Placement
 from autodist_py.distribute.replica_context import TracedReplicaContext
@@ -36,9 +36,8 @@ class _Traced:
         self._strategy = strategy
         self._name = getattr(function, "__name__", type(function).__name__)
         self._placement: Placement = strategy.extended.placement
-        self._trace = ReplicaTrace(
-            self._name, tf_adapter.container_of, self._is_local, is_alone=self._placement.is_alone
-        )
+        replicas = Replicas(tf_adapter.container_of, self._is_local, is_alone=self._placement.is_alone)
+        self._trace = ReplicaTrace(self._name, replicas)
         self._context = TracedReplicaContext(strategy, self._trace)
         self._local = range(self._context.num_local)
         first = self._placement.first

@@ -15,6 +15,22 @@ def test_the_last_step_that_was_noted_is_read():
     os.close(descriptor)
 
 
+def test_steps_that_graphs_begin_are_added_and_noted_when_somebody_asks():
+    begun = [0]
+    descriptor = new_progress()
+    progress = Progress(descriptor)
+    progress.note(3)
+    progress.add(lambda: begun[0])
+    assert progress.step == 3
+    begun[0] = 4
+    assert (progress.step, step_of(descriptor)) == (7, 7)
+    progress.note(9)
+    assert (progress.step, step_of(descriptor)) == (9, 9)
+    begun[0] = 6
+    assert progress.step == 11
+    os.close(descriptor)
+
+
 def test_a_script_may_close_the_descriptor_and_open_another_file_by_that_number(tmp_path):
     descriptor = new_progress()
     progress = Progress(descriptor)

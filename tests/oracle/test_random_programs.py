@@ -89,6 +89,15 @@ def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     started.close()
 
 
+def _outcome(results: list[str]) -> str:
+    """What a program did on all workers.
+
+    One that trains nothing each worker runs by itself, so one of several devices may refuse what another runs.
+    """
+    refused = [one for one in results if one.startswith("refused")]
+    return refused[0] if refused else str(same_on_all_workers(results))
+
+
 @pytest.mark.on(len(SHAPES))
 @pytest.mark.timeout(1800 if EXAMPLES < 1000 else 6 * 3600)
 @pytest.mark.parametrize("cluster", SHAPES, ids=lambda shape: shape.name, indirect=True, scope="module")
@@ -105,7 +114,7 @@ def test_random_programs_do_what_one_device_does(cluster: Cluster, one_worker: C
     )
     @given(programs(BUILDERS if cluster.shape.num_workers == 1 else (*BUILDERS, *SERVING)))
     def trial(program: RandomProgram) -> None:
-        outcome = same_on_all_workers(cluster.run(random_programs.run, program=program))
+        outcome = _outcome(cluster.run(random_programs.run, program=program))
         outcomes[outcome.partition(":")[0]] += 1
         if outcome.startswith("refused"):
             assert one_worker.run(random_programs.run, program=program) == [outcome], "it is refused on this cluster"

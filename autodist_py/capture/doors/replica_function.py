@@ -64,27 +64,28 @@ class _Marker:
         return self.reduction == "add" and is_like and values.shape.as_list() == variable.shape.as_list()
 
 
-class ReplicaTrace:
-    """One trace of a replica function: its graph, its parts, and what it marks.
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """What a trace asks of the replicas that it stands for.
 
-    Args:
-        name: of the function.
+    Attributes:
         container_of: the variable that a replica's variable is a component of, or itself.
         is_local: whether each replica has its own value of the variable with these components.
         is_alone: whether all replicas are of this process, which has once what the function closes over.
     """
 
-    def __init__(
-        self,
-        name: str,
-        container_of: Callable[[Any], Any],
-        is_local: Callable[[Any], bool],
-        *,
-        is_alone: bool = True,
-    ):
+    container_of: Callable[[Any], Any]
+    is_local: Callable[[Any], bool]
+    is_alone: bool = True
+
+
+class ReplicaTrace:
+    """One trace of a replica function, of that `name`: its graph, its parts, and what it marks."""
+
+    def __init__(self, name: str, replicas: Replicas):
         self.graph = tf_adapter.StepGraph(op_name(name))
-        self._container_of, self._is_local, self._is_alone = container_of, is_local, is_alone
-        self._uses = VariableUses(container_of)
+        self._replicas = replicas
+        self._uses = VariableUses(replicas.container_of)
         self._parts: list[tf.Tensor] = []
         self._markers: list[_Marker] = []
         self._owners: dict[int, Any] = {}
@@ -127,7 +128,7 @@ class ReplicaTrace:
             op = waiting.pop()
             variable = handles.get(op.name)
             if variable is not None:
-                if self._is_local(self._container_of(variable)):
+                if self._replicas.is_local(self._replicas.container_of(variable)):
                     return False
                 reads = [each for each in op.outputs[0].consumers() if each.type not in READS_VARIABLE]
             elif op.type == "Placeholder" or (op.op_def.is_stateful and op.type not in _ACCESSES):
@@ -196,7 +197,7 @@ class ReplicaTrace:
 
         def note(variable: Any) -> None:
             if self._is_for_all:
-                container = self._container_of(variable)
+                container = self._replicas.container_of(variable)
                 self._read_for_all[id(container)] = container
 
         with tf_adapter.handle_uses(note), self._doing(for_all=True):
@@ -250,12 +251,14 @@ class ReplicaTrace:
         outside = {
             name: tensor
             for name, tensor in bound.state.items()
-            if not self._is_alone and tensor.dtype not in (tf.resource, tf.variant)
+            if not self._replicas.is_alone and tensor.dtype not in (tf.resource, tf.variant)
         }
         traced = TracedGraph(
             graph=bound.definition,
             variables=tuple(
-                replace(one, per_replica=self._is_local(self._container_of(bound.variables[one.name])))
+                replace(
+                    one, per_replica=self._replicas.is_local(self._replicas.container_of(bound.variables[one.name]))
+                )
                 for one in mapped_variables(bound.variables)
             ),
             gradients=gradients,
@@ -288,9 +291,9 @@ class ReplicaTrace:
     def _gradients(self, bound: BoundGraph) -> Iterator[Gradient]:
         run = map(self.graph.get_operation_by_name, bound.run_ops)
         updated = {bound.named[read.op.name] for op in run for read in op.inputs if read.op.name in bound.named}
-        names = {id(self._container_of(bound.variables[name])): name for name in updated}
+        names = {id(self._replicas.container_of(bound.variables[name])): name for name in updated}
         for position, owner in sorted(self._owners.items()):
-            marker, name = self._markers[position], names.get(id(self._container_of(owner)))
+            marker, name = self._markers[position], names.get(id(self._replicas.container_of(owner)))
             if name is not None and marker.is_gradient_of(bound.variables[name]):
                 yield Gradient(name, tuple(tensor.name for tensor in marker.tensors), "add")
 
@@ -306,8 +309,8 @@ class ReplicaTrace:
     def _require_shared(self, item: GraphItem, bound: BoundGraph) -> None:
         """Refuse that what is done for all replicas depends on what is one's own."""
         for variable in item.variables:
-            container = self._container_of(bound.variables[variable.name])
-            is_own = variable.per_replica and (self._is_alone or self._is_local(container))
+            container = self._replicas.container_of(bound.variables[variable.name])
+            is_own = variable.per_replica and (self._replicas.is_alone or self._replicas.is_local(container))
             if is_own and id(container) in self._read_for_all:
                 raise CaptureError(
                     f"a merge_call reads variable '{variable.name}', of which each replica has its own value. Read it "
@@ -322,7 +325,7 @@ class ReplicaTrace:
                 )
 
     def _require_component(self, name: str, variable: Any) -> None:
-        if self._container_of(variable) is variable:
+        if self._replicas.container_of(variable) is variable:
             raise CaptureError(
                 f"variable '{name}' is written by each replica, and was made outside of the strategy's scope, so that "
                 "there is one for all. Make it within `with strategy.scope():`"

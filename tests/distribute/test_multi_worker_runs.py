@@ -1,0 +1,110 @@
+"""Scripts of several workers that go wrong: each ends, on all of them, with the cause."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import ROOT
+
+SCRIPT = """
+import os, sys, time
+from autodist_py.distribute import MultiWorkerMirroredStrategy
+
+strategy = MultiWorkerMirroredStrategy({arguments})
+import tensorflow as tf
+rank = strategy.cluster_resolver.task_id
+with strategy.scope():
+    v = tf.Variable([1.0, 2.0], aggregation=tf.VariableAggregation.SUM)
+
+
+@tf.function
+def step():
+    strategy.run(lambda: v.assign_add(tf.ones([2])))
+
+"""
+TWO = "nodes: [{address: 127.0.0.1, chief: true}, {address: 127.0.0.2}]"
+
+
+def printed(folder: Path, body: str, *, arguments: str = "", spec: str = TWO, **environment: str) -> str:
+    """What all workers print."""
+    (folder / "train.py").write_text(SCRIPT.format(arguments=arguments) + body)
+    (folder / "spec.yaml").write_text(spec)
+    command = [sys.executable, "-m", "autodist_py", "run", "--spec", "spec.yaml", "--all-output", "train.py"]
+    own = {name: value for name, value in os.environ.items() if not name.startswith("AUTODIST_")}
+    own |= {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"} | environment
+    run = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, timeout=150, check=False)
+    return f"{run.stdout}{run.stderr}\nexit {run.returncode}"
+
+
+def test_a_script_that_ends_before_the_others_ends_the_run(tmp_path: Path) -> None:
+    text = printed(tmp_path, "for _ in range([20, 10][rank]):\n    step()\n")
+
+    assert "worker 1 (127.0.0.2) ended its script at step 10: worker 0 went on to step 11" in text
+    assert "exit 0" not in text
+
+
+def test_a_worker_that_is_killed_ends_the_run(tmp_path: Path) -> None:
+    body = """
+for number in range(10_000):
+    step()
+    if (rank, number) == (1, 7):
+        os.kill(os.getpid(), 9)
+"""
+    text = printed(tmp_path, body)
+
+    assert "worker 1 (127.0.0.2) ended" in text
+    assert "killed by SIGKILL" in text
+    assert "exit 0" not in text
+
+
+def test_a_script_whose_graph_differs_between_workers_is_refused(tmp_path: Path) -> None:
+    body = "tf.function(lambda: strategy.run(lambda: v.assign_add(tf.ones([2]) * (rank + 1.0))))()\n"
+
+    assert "the script must build the same graph on every worker, but worker 1 builds another" in printed(
+        tmp_path, body
+    )
+
+
+TRAINING = """
+@tf.function
+def train():
+    def replica_step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(v * v)
+        gradient = tf.distribute.get_replica_context().all_reduce("SUM", tape.gradient(loss, v))
+        strategy.extended.update(v, lambda v, gradient: v.assign_sub(gradient), args=(gradient,))
+
+    strategy.run(replica_step)
+
+train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "spec", "environment", "expected"),
+    [
+        (
+            "",
+            "nodes: [{address: 127.0.0.1, chief: true, cpus: [0, 1]}, {address: 127.0.0.2}]",
+            {},
+            "has as many devices as the others; the resource spec has nodes of 1, 2",
+        ),
+        ("", TWO, {"TF_CONFIG": "{}"}, "given by a resource spec; received TF_CONFIG"),
+        ("object()", TWO, {}, "received cluster_resolver=<object"),
+        ("strategy_builder='PS'", TWO, {}, "which servers and shards do not know yet"),
+        (
+            "strategy_builder=\"AllReduce(compressor='HorovodCompressorEF')\"",
+            TWO,
+            {},
+            "the compressor of Variable remembers what it has left out",
+        ),
+    ],
+    ids=["devices", "TF_CONFIG", "cluster_resolver", "servers", "compressor"],
+)
+def test_what_it_cannot_be_is_refused_by_name(
+    tmp_path: Path, arguments: str, spec: str, environment: dict[str, str], expected: str
+) -> None:
+    assert expected in printed(tmp_path, TRAINING, arguments=arguments, spec=spec, **environment)

@@ -25,6 +25,7 @@ OF_TWO_REPLICAS = (
     "all_reduce_of_ints_and_sparse",
     "all_gather_and_its_gradient",
     "merge_calls",
+    "what_each_worker_has",
     "assignments_of_each_aggregation",
     "sync_on_read",
     "a_loop_over_a_distributed_dataset",

@@ -118,6 +118,38 @@ def parts_of_other_sizes(strategy: Any) -> Any:
 
 
 @case
+def what_each_worker_has(strategy: Any) -> Any:
+    """As an argument, closed over, and in a variable of no strategy. One machine has one of each."""
+    number = float(getattr(strategy.extended, "_id_in_cluster", 0)) + 1.0
+    outside = tf.Variable(number)
+    is_of_workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    with strategy.scope():
+        v = tf.Variable(1.0, aggregation=tf.VariableAggregation.SUM)
+
+    def merge(strategy: Any, value: Any) -> Any:
+        mean = strategy.extended.reduce_to(MEAN, value, v)
+        if not is_of_workers:
+            return mean
+        one = [strategy.extended.reduce_to(kind, tf.constant(3.0), v) for kind in (MEAN, SUM)]
+        first = strategy.experimental_local_results(value)[0]
+        return mean, one, [strategy.extended.reduce_to(kind, first, v) for kind in (MEAN, SUM)]
+
+    @tf.function
+    def step(given: tf.Tensor) -> Any:
+        closed = given * 2.0
+
+        def replica_step(x: tf.Tensor) -> Any:
+            total = REPLICA().all_reduce(SUM, x + closed * 10.0 + outside * 100.0)
+            v.assign_add(x * closed)
+            return total, x + outside, REPLICA().merge_call(merge, (total,))
+
+        return strategy.run(replica_step, (given,))
+
+    results = [step(tf.constant(number)) for _ in range(STEPS)]
+    return tf.nest.map_structure(strategy.experimental_local_results, results), components([v])
+
+
+@case
 def merge_calls(strategy: Any) -> Any:
     with strategy.scope():
         v = tf.Variable([1.0, 2.0])
@@ -144,16 +176,18 @@ def assignments_of_each_aggregation(strategy: Any) -> Any:
     with strategy.scope():
         variables = [tf.Variable(1.0, aggregation=getattr(tf.VariableAggregation, kind)) for kind in kinds]
         count = tf.Variable(0, aggregation=tf.VariableAggregation.SUM, dtype=tf.int64)
+        follows = tf.Variable(0.0, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
     def replica_step(x: tf.Tensor) -> Any:
         for variable in variables:
             variable.assign_add(tf.reduce_sum(x))
         count.assign_add(tf.cast(tf.shape(x)[0], tf.int64))
+        follows.assign(variables[2] + 1.0)
         return [variable.read_value() for variable in variables]
 
     step = tf.function(lambda x: strategy.run(replica_step, (x,)))
     results = [step(own_parts(strategy, data()[0])) for _ in range(STEPS)]
-    return tf.nest.map_structure(strategy.experimental_local_results, results), components([*variables, count])
+    return tf.nest.map_structure(strategy.experimental_local_results, results), components([*variables, count, follows])
 
 
 @case

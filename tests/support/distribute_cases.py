@@ -107,13 +107,14 @@ def all_gather_and_its_gradient(strategy: Any) -> Any:
 
 @case
 def parts_of_other_sizes(strategy: Any) -> Any:
-    """Also where each worker has one, whose shape is static."""
+    """Also where each worker has one, whose shape is static, and where it is no PerReplica."""
 
-    def replica_step(x: tf.Tensor) -> Any:
-        return tf.shape(x), REPLICA().all_reduce(SUM, tf.reduce_sum(x)), x * 2.0
+    def replica_step(x: tf.Tensor, y: tf.Tensor) -> Any:
+        return tf.shape(x), REPLICA().all_reduce(SUM, tf.reduce_sum(x) + tf.reduce_sum(y)), x * 2.0, tf.shape(y)
 
     parts = own_parts(strategy, data()[0], more=1)
-    results = tf.function(lambda x: strategy.run(replica_step, (x,)))(parts)
+    number = getattr(strategy.extended, "_id_in_cluster", 0)
+    results = tf.function(lambda x, y: strategy.run(replica_step, (x, y)))(parts, tf.ones([3 + number]))
     return tf.nest.map_structure(strategy.experimental_local_results, results)
 
 

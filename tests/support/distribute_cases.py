@@ -141,8 +141,9 @@ def what_each_worker_has(strategy: Any) -> Any:
 
         def replica_step(x: tf.Tensor) -> Any:
             total = REPLICA().all_reduce(SUM, x + closed * 10.0 + outside * 100.0)
+            sums = [REPLICA().all_reduce(SUM, each * 1.0) for each in (x, closed, outside)]
             v.assign_add(x * closed)
-            return total, x + outside, REPLICA().merge_call(merge, (total,))
+            return total, sums, x + outside, REPLICA().merge_call(merge, (total,))
 
         return strategy.run(replica_step, (given,))
 

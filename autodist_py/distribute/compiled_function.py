@@ -36,7 +36,7 @@ class _Traced:
         self._strategy = strategy
         self._name = getattr(function, "__name__", type(function).__name__)
         self._placement: Placement = strategy.extended.placement
-        replicas = Replicas(tf_adapter.container_of, self._is_local, is_alone=self._placement.is_alone)
+        replicas = Replicas(tf_adapter.container_of, tf_adapter.is_sync_on_read, is_alone=self._placement.is_alone)
         self._trace = ReplicaTrace(self._name, replicas)
         self._context = TracedReplicaContext(strategy, self._trace)
         self._local = range(self._context.num_local)
@@ -88,12 +88,6 @@ class _Traced:
         values: Sequence[Any] = leaf.values
         return values
 
-    def _is_local(self, container: Any) -> bool:
-        """Whether replicas may have values of their own of a variable, until it is read outside of `run`."""
-        if tf_adapter.is_sync_on_read(container):
-            return True
-        return not (self._placement.is_alone or isinstance(container, tf_adapter.DistributedVariable))
-
     def _variable(self, creator: Callable[..., Any], **kwargs: Any) -> Any:
         with tf_adapter.cross_replica_context(self._strategy):
             return creator(**kwargs)  # The strategy's, as run() is called in its scope.
@@ -118,9 +112,6 @@ class _Traced:
             on_replica(position, part): value
             for part, values in zip(captured.parts, self._fed, strict=True)
             for position, value in enumerate(values)
-        }
-        fed |= {
-            on_replica(position, name): value for name, value in captured.outside.items() for position in self._local
         }
         self._placement.begin_step(program)
         ran = executor.add_to_graph([fed[name] for name, _ in program.feeds])

@@ -32,8 +32,7 @@ class CapturedReplicaFunction:
     Attributes:
         item: the program of one replica.
         variables: the variables that it uses, those of the first replica, by their names in the item.
-        state: tensors it closes over, which are the same on all replicas, by input name.
-        outside: tensors it closes over, of which other workers may have others; each replica is fed its worker's.
+        state: tensors it closes over, which are the same on all replicas of this process, by input name.
         parts: the names of the inputs of which each replica is fed its own, in the order in which they were made.
         results: for each of the function's results, in order, which of the item's outputs it is.
     """
@@ -41,7 +40,6 @@ class CapturedReplicaFunction:
     item: GraphItem
     variables: Mapping[str, tf.Variable]
     state: Mapping[str, tf.Tensor]
-    outside: Mapping[str, tf.Tensor]
     parts: tuple[str, ...]
     results: tuple[int, ...]
 
@@ -71,7 +69,7 @@ class Replicas:
     Attributes:
         container_of: the variable that a replica's variable is a component of, or itself.
         is_local: whether each replica has its own value of the variable with these components.
-        is_alone: whether all replicas are of this process, which has once what the function closes over.
+        is_alone: whether all replicas are of this process.
     """
 
     container_of: Callable[[Any], Any]
@@ -248,11 +246,6 @@ class ReplicaTrace:
             outputs.setdefault(name, Output(name, tensor.dtype.name, static_shape(tensor.shape), per_replica=own))
             results.append(list(outputs).index(name))
         gradients = tuple(self._gradients(bound))
-        outside = {
-            name: tensor
-            for name, tensor in bound.state.items()
-            if not self._replicas.is_alone and tensor.dtype not in (tf.resource, tf.variant)
-        }
         traced = TracedGraph(
             graph=bound.definition,
             variables=tuple(
@@ -264,7 +257,7 @@ class ReplicaTrace:
             gradients=gradients,
             inputs=(
                 *(_input(part.op.name, part, "part") for part in self._parts),
-                *(_input(name, tensor, "part" if name in outside else "state") for name, tensor in bound.state.items()),
+                *(_input(name, tensor, "state") for name, tensor in bound.state.items()),
             ),
             outputs=tuple(outputs.values()),
             run_ops=bound.run_ops,
@@ -282,8 +275,7 @@ class ReplicaTrace:
         return CapturedReplicaFunction(
             item=item,
             variables={name: variable for name, variable in bound.variables.items() if name in kept},
-            state={name: tensor for name, tensor in bound.state.items() if name not in outside},
-            outside=outside,
+            state=bound.state,
             parts=tuple(part.op.name for part in self._parts),
             results=tuple(results),
         )

@@ -1,7 +1,8 @@
 """`Progress`: the step that the chief is at, for whoever started it: a process that is killed can say nothing itself.
 
 `autodist run` makes a small file in memory and gives the chief its descriptor. The chief maps it, so a step costs one
-write to memory, and it is there when the process has ended, however it did.
+write to memory, and it is there when the process has ended, however it did. Steps that graphs begin are written when
+somebody asks for the step, as heartbeats do.
 """
 
 import mmap

@@ -42,6 +42,8 @@ class _Traced:
         self._local = range(self._context.num_local)
         first = self._placement.first
         self._fed: list[Sequence[Any]] = [[tf.constant(first + one, tf.int32) for one in self._local]]
+        if not self._placement.is_alone:
+            self._fed.append([tf.constant(first, tf.int32)] * len(self._local))
         """For each part, in order, what each replica is fed."""
         given = self._entered((tuple(args), dict(kwargs)))
         # A tf.function around it that sees variables made traces it again, and refuses those made then.
@@ -113,7 +115,8 @@ class _Traced:
             for part, values in zip(captured.parts, self._fed, strict=True)
             for position, value in enumerate(values)
         }
-        self._placement.begin_step(program)
+        if program.collectives:
+            self._placement.begin_step()
         ran = executor.add_to_graph([fed[name] for name, _ in program.feeds])
         tf_adapter.on_gradient(ran, self._refuse_gradient)
         fetched = list(self._fetched(program, ran.outputs))

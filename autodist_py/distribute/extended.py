@@ -56,7 +56,8 @@ class CompiledExtended(tf_adapter.MirroredExtended):
         return [self._reduce_to(reduce_op, value, destinations, options) for value, destinations in pairs]
 
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: Any, options: Any) -> Any:
-        if self._context is None or not isinstance(value, tf_adapter.DistributedValues):
+        is_one = self.placement.is_alone and not isinstance(value, tf_adapter.DistributedValues)
+        if self._context is None or is_one:
             return super()._gather_to_implementation(value, destinations, axis, options)
         return self._context.gather_to(value, destinations, axis)
 
@@ -133,7 +134,6 @@ class CompiledMultiWorkerExtended(CompiledExtended, tf_adapter.CollectiveAllRedu
     What is reduced and gathered outside of `run` TensorFlow's own collectives combine.
     """
 
-    _std_server_started = True
     _local_or_standalone_client_mode = True  # Nothing of the runtime is configured here.
     _enable_check_health = False
 
@@ -150,6 +150,15 @@ class CompiledMultiWorkerExtended(CompiledExtended, tf_adapter.CollectiveAllRedu
         return tuple(f"{worker_device}/device:{kind}:{index}" for index in range(number)), kind
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
-        if tf.nest.is_nested(value) and self._context is None and reduce_op == tf.distribute.ReduceOp.MEAN:
-            return value  # As MirroredStrategy does: Keras's fit asks it of batches, whose shapes it wants.
+        if self._context is None:
+            self.placement.begin_step()
+            flat = tf.nest.flatten(value)
+            are_all = tf.nest.is_nested(value) and all(isinstance(each, tf_adapter.DistributedValues) for each in flat)
+            if are_all and reduce_op == tf.distribute.ReduceOp.MEAN:
+                return value  # As MirroredStrategy does: Keras's fit asks it of batches, whose shapes it wants.
         return super()._reduce_to(reduce_op, value, destinations, options)
+
+    def _gather_to_implementation(self, value: Any, destinations: Any, axis: Any, options: Any) -> Any:
+        if self._context is None:
+            self.placement.begin_step()
+        return super()._gather_to_implementation(value, destinations, axis, options)

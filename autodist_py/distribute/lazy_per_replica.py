@@ -39,6 +39,8 @@ class LazyPerReplica(tf_adapter.PerReplica):
         if not self._gathered:
             flat = tf.nest.flatten(self.own, expand_composites=True)
             local = self._local()
+            if len(local) == 1:
+                return (self.own,)
             columns = [gathered_values(self._trace, tensor, self._num_replicas, local) for tensor in flat]
             self._gathered = tuple(
                 tf.nest.pack_sequence_as(self.own, [column[position] for column in columns], expand_composites=True)

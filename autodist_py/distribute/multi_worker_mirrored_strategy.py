@@ -12,6 +12,7 @@ from autodist_py.config.resource_spec import load_resource_spec, this_machine
 from autodist_py.config.settings import Settings
 from autodist_py.distribute.extended import CompiledMultiWorkerExtended
 from autodist_py.distribute.placement import OPTIONS
+from autodist_py.distribute.replica_context import tracing_context
 from autodist_py.program.build import Compiler, Kernel
 from autodist_py.proto.errors import ClusterError
 from autodist_py.proto.resource_spec import ResourceSpec
@@ -73,8 +74,10 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
         Keras's `fit` and `evaluate` ask for that of what they show.
         """
-        ranks = [getattr(each, "shape", tf.TensorShape(None)).rank for each in self.experimental_local_results(value)]
-        return super().reduce(reduce_op, value, axis=None if axis == 0 and set(ranks) == {0} else axis)
+        if axis == 0 and tf.distribute.in_cross_replica_context() and tracing_context(self) is None:
+            shapes = [getattr(each, "shape", None) for each in self.experimental_local_results(value)]
+            axis = None if {tf.TensorShape(shape).rank for shape in shapes} == {0} else axis
+        return super().reduce(reduce_op, value, axis=axis)
 
 
 def _require_no_other_cluster(cluster_resolver: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Protocol
 import tensorflow as tf
 
 from autodist_py import tf_adapter
+from autodist_py.distribute import tf_adapter as own_tf_adapter
 from autodist_py.kernel.pipeline import CompiledProgram, compile
 from autodist_py.kernel.program import Options
 from autodist_py.kernel.topology import Replica, Topology
@@ -42,8 +43,8 @@ class Placement(Protocol):
         """The program of this process, of a replica function of that name; all processes ask for it together."""
         ...
 
-    def begin_step(self, program: CompiledProgram) -> None:
-        """Make the ops that say that `program` begins, in the graph in which it will stand."""
+    def begin_step(self) -> None:
+        """Make the ops that say that replicas begin to combine something, in the graph in which they will."""
         ...
 
 
@@ -75,7 +76,7 @@ class LocalPlacement:
         built = build_strategy(self.strategy_builder, item, ResourceSpec((node,)))
         return compile(item, built, Topology(0, replicas, dict.fromkeys(node.devices, 0)), OPTIONS)
 
-    def begin_step(self, program: CompiledProgram) -> None:
+    def begin_step(self) -> None:
         """See Placement. Nobody waits for it."""
 
 
@@ -116,10 +117,9 @@ class ClusterPlacement:
             )
         return program
 
-    def begin_step(self, program: CompiledProgram) -> None:
+    def begin_step(self) -> None:
         """See Placement. Workers that wait for one whose script has ended are told so, as steps are counted."""
-        if program.collectives:
-            self._steps.variable.assign_add(1, read_value=False)
+        self._steps.variable.assign_add(1, read_value=False)
 
 
 class _Steps:
@@ -127,7 +127,7 @@ class _Steps:
 
     def __init__(self) -> None:
         with tf_adapter.eagerly(), tf.device("/device:CPU:0"):
-            self.variable = tf.Variable(0, trainable=False, dtype=tf.int64, name="steps")
+            self.variable = own_tf_adapter.variable_of_no_strategy(0, tf.int64, "steps")
 
     def __call__(self) -> int:
         with tf_adapter.eagerly():

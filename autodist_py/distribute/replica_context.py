@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from autodist_py.capture.doors.replica_function import ReplicaTrace
 from autodist_py.distribute import tf_adapter
 from autodist_py.distribute.lazy_per_replica import LazyPerReplica, added, joined
+from autodist_py.proto.errors import CaptureError
 
 
 class _Active(threading.local):
@@ -38,8 +40,11 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
         self.num_replicas: int = strategy.num_replicas_in_sync
         self.num_local = len(strategy.extended.worker_devices)
         self._is_alone: bool = placement.is_alone
+        self._first: Any = 0
         self._reads_local = False
         self._number = trace.part(tf.TensorSpec([], tf.int32), "replica_id_in_sync_group")
+        if not self._is_alone:
+            self._first = trace.part(tf.TensorSpec([], tf.int32), "first_replica_of_worker")
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -83,10 +88,22 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
 
         def of_replica(leaf: Any) -> Any:
             if isinstance(leaf, tf.Tensor) and self.trace.has(leaf):
-                (self.trace.share_here if self._reads_local else self.trace.share)(leaf)
+                self._share(leaf)
             return self.own(leaf)
 
         return tf.nest.map_structure(of_replica, result)
+
+    def _share(self, leaf: tf.Tensor) -> None:
+        """A merge_call returns `leaf`: it is one value of all replicas, or of those of a worker."""
+        if not self._reads_local:
+            self.trace.share(leaf)
+            return
+        if self.num_local > 1 and not self.trace.is_one_of_worker(leaf, self._first):
+            raise CaptureError(
+                f"a merge_call returns '{leaf.name}', which is computed from a value that each replica has for itself, "
+                "and that it does not receive. Give it the value: merge_call(merge_fn, args=(value,))"
+            )
+        self.trace.share_here(leaf)
 
     def merged(self, leaf: Any) -> Any:
         """What replicas' values of `leaf` are in a cross-replica context: one where it is one, else a PerReplica."""
@@ -100,8 +117,8 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
         return self._lazy(value) if differs else value
 
     def _lazy(self, value: Any) -> LazyPerReplica:
-        is_alike = all(map(self.trace.is_alike, tf.nest.flatten(value, expand_composites=True)))
-        known = (value,) * self.num_local if is_alike else ()
+        is_constant = all(map(self.trace.is_constant, tf.nest.flatten(value, expand_composites=True)))
+        known = (value,) * self.num_local if is_constant else ()
         return LazyPerReplica(self.trace, value, self.num_replicas, self._local, known=known)
 
     def _local(self) -> Sequence[Any]:
@@ -109,13 +126,12 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
         if self._is_alone:
             return range(self.num_local)
         self._reads_local = True
-        first = self._number - self._position
-        return [first + position for position in range(self.num_local)]
+        return [self._first + position for position in range(self.num_local)]
 
     @property
     def _position(self) -> tf.Tensor:
         """The replica's number among those of its worker."""
-        return self._number if self._is_alone else self._number % self.num_local
+        return self._number - self._first
 
     def own(self, leaf: Any) -> Any:
         """What a replica has of `leaf`, a value of a cross-replica context."""
@@ -129,6 +145,10 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
         return tf.nest.map_structure(
             lambda *each: tf.gather(tf.stack(each), self._position), *leaf.values, expand_composites=True
         )
+
+    def _traced_own(self, value: Any) -> Any:
+        """What a replica has of `value`, as tensors of the trace."""
+        return tf.nest.map_structure(tf.identity, self.own(value), expand_composites=True)
 
     def own_arguments(self, args: Sequence[Any], kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What a replica has of arguments of a cross-replica context."""
@@ -163,6 +183,10 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
             return tf_adapter.reduce_non_distributed_value(reduce_op, value, destinations, self.num_replicas)
         if tf_adapter.is_mirrored(value) and reduce_op == tf.distribute.ReduceOp.MEAN:
             return value
+        if not self._is_alone:
+            if tf_adapter.is_mirrored(value):
+                raise ValueError(f"a value that all replicas have alike, {value}, is not added up; reduce it by MEAN")
+            return self.reduce_to(reduce_op, self._lazy(self._traced_own(value)), destinations)
         total = sum(value.values[1:], value.values[0])
         mean = total / self.num_replicas if reduce_op == tf.distribute.ReduceOp.MEAN else total
         return self.mirrored(mean, destinations)
@@ -178,7 +202,16 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
         """`value` of a cross-replica context, gathered along `axis`."""
         if isinstance(value, LazyPerReplica):
             return self.mirrored(joined(self.trace, value.own, axis, self.num_replicas), destinations)
-        return self.mirrored(tf.concat(value.values, axis), destinations)
+        if self._is_alone:
+            return self.mirrored(tf.concat(value.values, axis), destinations)
+        if isinstance(value, tf_adapter.DistributedValues):
+            return self.gather_to(self._lazy(self._traced_own(value)), destinations, axis)
+        if self.num_local > 1:
+            raise ValueError(
+                f"{value} is one value of each worker, of several replicas; gather what each replica has: give it to "
+                "merge_call"
+            )
+        return self.mirrored(joined(self.trace, tf.convert_to_tensor(value), axis, self.num_replicas), destinations)
 
     def note_update(self, variable: Any, args: Sequence[Any]) -> None:
         """An optimizer updates `variable` by `args`: what is combined for them is its gradient."""
@@ -193,8 +226,21 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
         kwargs: Any = None,
         group: bool = True,
     ) -> Any:
-        # A variable is assigned what it has aggregated: no gradient.
+        # A variable is assigned what it has aggregated, so it is no gradient. TensorFlow aggregates no numbers.
+        if variable.aggregation == tf.VariableAggregation.SUM:
+            args = [value if tf.is_tensor(value) else self._summed(value, variable.dtype) for value in args]
         return self.update(variable, function, args, kwargs)
+
+    def _summed(self, value: Any, dtype: tf.DType) -> Any:
+        """The sum of a number or an array, of which each worker counts once."""
+        if not self._is_alone:
+            return tf.convert_to_tensor(value, dtype) * (self.num_replicas // self.num_local)
+        if self.num_replicas > 1 and np.any(value):
+            raise ValueError(
+                f"{value} is no tensor, and is assigned to a variable that adds up what replicas assign. Give it "
+                "tf.constant(...), of which each replica adds its own"
+            )
+        return value
 
     def update(self, variable: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         """What `function` returns of the replica's component of `variable`, and of its own values of the arguments."""

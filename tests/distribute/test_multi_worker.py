@@ -26,6 +26,8 @@ OF_TWO_REPLICAS = (
     "all_gather_and_its_gradient",
     "merge_calls",
     "what_each_worker_has",
+    "a_variable_that_replicas_wrote_apart",
+    "what_a_merge_call_closes_over",
     "assignments_of_each_aggregation",
     "sync_on_read",
     "a_loop_over_a_distributed_dataset",

@@ -46,6 +46,47 @@ def test_a_script_that_ends_before_the_others_ends_the_run(tmp_path: Path) -> No
     assert "exit 0" not in text
 
 
+def test_a_script_that_reduces_less_often_than_the_others_ends_the_run(tmp_path: Path) -> None:
+    text = printed(tmp_path, "for _ in range([4, 3][rank]):\n    strategy.reduce('SUM', tf.constant(1.0), axis=None)\n")
+
+    assert "worker 1 (127.0.0.2) ended its script at step 3: worker 0 went on to step 4" in text
+    assert "exit 0" not in text
+
+
+def test_what_a_merge_call_closes_over_is_refused_beside_a_workers_values(tmp_path: Path) -> None:
+    body = """
+@tf.function
+def closing():
+    def replica_step():
+        own = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
+        other = own * 2.0
+        merge = lambda strategy, value: strategy.experimental_local_results(value)[0] + other
+        return tf.distribute.get_replica_context().merge_call(merge, (own,))
+
+    return strategy.run(replica_step)
+
+closing()
+"""
+    spec = "nodes: [{address: 127.0.0.1, chief: true, cpus: [0, 1]}, {address: 127.0.0.2, cpus: [0, 1]}]"
+    text = printed(tmp_path, body, spec=spec)
+
+    assert "that it does not receive. Give it the value" in text
+
+
+def test_a_strategy_may_be_made_in_the_scope_of_another(tmp_path: Path) -> None:
+    body = """
+with strategy.scope():
+    other = MultiWorkerMirroredStrategy()
+with other.scope():
+    w = tf.Variable(1.0, aggregation=tf.VariableAggregation.SUM)
+for _ in range(3):
+    tf.function(lambda: other.run(lambda: w.assign_add(1.0)))()
+    step()
+print("both", w.numpy(), v.numpy().tolist())
+"""
+    assert printed(tmp_path, body).count("both 7.0 [7.0, 8.0]") == 2
+
+
 def test_a_worker_that_is_killed_ends_the_run(tmp_path: Path) -> None:
     body = """
 for number in range(10_000):

@@ -148,7 +148,9 @@ def what_each_worker_has(strategy: Any) -> Any:
         return strategy.run(replica_step, (given,))
 
     results = [step(tf.constant(number)) for _ in range(STEPS)]
-    return tf.nest.map_structure(strategy.experimental_local_results, results), components([v])
+    values = [np.float32(number), tf.constant(number)] if is_of_workers else []
+    reduced = [strategy.reduce(kind, value, axis=None) for kind in (SUM, MEAN) for value in values]
+    return tf.nest.map_structure(strategy.experimental_local_results, results), reduced, components([v])
 
 
 @case
@@ -169,6 +171,58 @@ def merge_calls(strategy: Any) -> Any:
 
     step = tf.function(lambda x: strategy.run(replica_step, (x,)))
     results = [step(own_parts(strategy, data()[0])) for _ in range(STEPS)]
+    return tf.nest.map_structure(strategy.experimental_local_results, results), components([v])
+
+
+@case
+def numbers_are_assigned(strategy: Any) -> Any:
+    """-1 stands for an error: on one machine numbers are not added up."""
+    results = []
+    for kind in ("SUM", "MEAN", "ONLY_FIRST_REPLICA"):
+        with strategy.scope():
+            v = tf.Variable(1.0, aggregation=getattr(tf.VariableAggregation, kind))
+        try:
+            tf.function(lambda v=v: strategy.run(lambda: v.assign_add(2.0)))()
+        except ValueError:
+            results.append([-1.0])
+        else:
+            results += components([v])
+    return results
+
+
+@case
+def a_variable_that_replicas_wrote_apart(strategy: Any) -> Any:
+    """It is read by a later function, as what each replica has."""
+    with strategy.scope():
+        v = tf.Variable(1.0)
+    own = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(10.0 * (context.replica_id_in_sync_group + 1))
+    )
+    strategy.extended.update(v, lambda v, value: v.assign(value), args=(own,))
+
+    def replica_step() -> Any:
+        merge = lambda strategy, value: tf.stack(strategy.experimental_local_results(value))  # noqa: E731
+        return REPLICA().merge_call(merge, (v.read_value() * 10.0,))
+
+    return strategy.experimental_local_results(tf.function(lambda: strategy.run(replica_step))()), components([v])
+
+
+@case
+def what_a_merge_call_closes_over(strategy: Any) -> Any:
+    """Values of each replica that are made outside, and on one machine in it, as graphs are the same on all workers."""
+    with strategy.scope():
+        v = tf.Variable(1.0)
+    make = lambda context: tf.fill([200], context.replica_id_in_sync_group + 1.0)  # noqa: E731
+    outside = strategy.experimental_distribute_values_from_function(make)
+
+    def merge(strategy: Any) -> Any:
+        is_of_workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        inside = outside if is_of_workers else strategy.experimental_distribute_values_from_function(make)
+        sums = [strategy.extended.reduce_to(SUM, value, v) for value in (outside, inside)]
+        strategy.extended.update(v, lambda v, one, other: v.assign_add(tf.reduce_max(one + other)), args=tuple(sums))
+        return sums
+
+    results = tf.function(lambda: strategy.run(lambda: REPLICA().merge_call(merge)))()
     return tf.nest.map_structure(strategy.experimental_local_results, results), components([v])
 
 

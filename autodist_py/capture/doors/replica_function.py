@@ -18,11 +18,8 @@ from autodist_py.capture.recording.gradients import Origin
 from autodist_py.capture.shapes import static_shape
 from autodist_py.capture.traced import TracedGraph
 from autodist_py.kernel.ir.dataflow import analyse, varying_writes
-from autodist_py.kernel.ir.graph import READS_VARIABLE
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Output, Statistic
-
-_ACCESSES = READS_VARIABLE | {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,24 +115,26 @@ class ReplicaTrace:
         """Whether `value` is a tensor of the function, of which each replica may have another."""
         return isinstance(value, tf.Tensor) and tf.is_symbolic_tensor(value) and value.graph is self.graph
 
-    def is_alike(self, tensor: tf.Tensor) -> bool:
-        """Whether it is computed from what all replicas have alike: constants, and variables kept equal so far."""
-        handles = {inner.op.name: self._uses.by_handle.get(id(outer)) for outer, inner in self.graph.captures}
+    def is_constant(self, tensor: tf.Tensor) -> bool:
+        """Whether `tensor` is computed from constants alone, so that all replicas have the same."""
+        return all(op.type != "Placeholder" and not op.op_def.is_stateful for op in self._ancestors(tensor))
+
+    def is_one_of_worker(self, tensor: tf.Tensor, allowed: tf.Tensor) -> bool:
+        """Whether a worker's replicas have the same: it reads no part but `allowed`, and what they have combined."""
+        own = {part.op.name for part in self._parts} - {allowed.op.name}
+        return all(op.name not in own for op in self._ancestors(tensor))
+
+    def _ancestors(self, tensor: tf.Tensor) -> Iterator[tf.Operation]:
+        """The ops that `tensor` is computed by, back to what replicas have combined."""
+        combined = {one.op.name for marker in self._markers for one in marker.tensors}
         seen, waiting = {tensor.op.name}, [tensor.op]
         while waiting:
             op = waiting.pop()
-            variable = handles.get(op.name)
-            if variable is not None:
-                if self._replicas.is_local(self._replicas.container_of(variable)):
-                    return False
-                reads = [each for each in op.outputs[0].consumers() if each.type not in READS_VARIABLE]
-            elif op.type == "Placeholder" or (op.op_def.is_stateful and op.type not in _ACCESSES):
-                return False
-            else:
-                reads = [each.op for each in op.inputs]
-            waiting += (new := [each for each in reads if each.name not in seen])
-            seen.update(each.name for each in new)
-        return True
+            yield op
+            reads = () if op.name in combined else op.inputs
+            new = {each.op.name: each.op for each in reads if each.op.name not in seen}
+            seen |= new.keys()
+            waiting += new.values()
 
     def added(self, value: Any) -> Any:
         """The sum of the replicas' values of a tensor; of IndexedSlices the slices, one after the other."""

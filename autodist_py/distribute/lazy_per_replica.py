@@ -39,7 +39,7 @@ class LazyPerReplica(tf_adapter.PerReplica):
         if not self._gathered:
             flat = tf.nest.flatten(self.own, expand_composites=True)
             local = self._local()
-            if len(local) == 1:
+            if len(local) == 1 < self._num_replicas:
                 return (self.own,)
             columns = [gathered_values(self._trace, tensor, self._num_replicas, local) for tensor in flat]
             self._gathered = tuple(

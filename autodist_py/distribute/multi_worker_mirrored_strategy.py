@@ -74,7 +74,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
         Keras's `fit` and `evaluate` ask for that of what they show.
         """
-        if axis == 0 and tf.distribute.in_cross_replica_context() and tracing_context(self) is None:
+        if axis == 0 and tracing_context(self) is None:
             shapes = [getattr(each, "shape", None) for each in self.experimental_local_results(value)]
             axis = None if {tf.TensorShape(shape).rank for shape in shapes} == {0} else axis
         return super().reduce(reduce_op, value, axis=axis)

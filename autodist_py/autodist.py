@@ -26,7 +26,7 @@ from autodist_py.cluster.exit_hooks import one_line
 from autodist_py.cluster.seeds import share_seed
 from autodist_py.cluster.step_hook import StepHook
 from autodist_py.config.logs import show_logs
-from autodist_py.config.resource_spec import load_resource_spec, local_resource_spec, this_machine
+from autodist_py.config.resource_spec import given_resource_spec, local_resource_spec
 from autodist_py.config.settings import KEPT_PROGRAMS_VARIABLE, Settings
 from autodist_py.diagnostics.pass_dump import Dump
 from autodist_py.diagnostics.plan import Planner
@@ -127,7 +127,9 @@ class AutoDist:
             )
         builder = resolve_builder(settings.strategy or strategy_builder)
         # What is compared or planned runs where the command says, whatever the script would run on.
-        resources = _resources(None if settings.record_dir or settings.plan_dir else resource_spec_file, settings)
+        resources = given_resource_spec(
+            None if settings.record_dir or settings.plan_dir else resource_spec_file, settings
+        )
         options = Options(
             batch=batch,
             fetch_reduction=fetch_reduction,
@@ -472,13 +474,3 @@ def require_same_arguments(everyone: Mapping[int, bytes]) -> None:
                     f"every worker must make AutoDist with the same arguments; {name} is {chief[name]!r} on the chief, "
                     f"and {value!r} on worker {rank}"
                 )
-
-
-def _resources(given: str | os.PathLike[str] | ResourceSpec | None, settings: Settings) -> ResourceSpec | None:
-    """The spec that the script, the environment or this machine gives; None: the chief tells this worker its own."""
-    if settings.is_launched:
-        return None
-    if isinstance(given, ResourceSpec):
-        return given
-    path = given if given is not None else settings.resource_spec
-    return this_machine() if path is None else load_resource_spec(path)

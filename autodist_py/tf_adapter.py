@@ -241,6 +241,11 @@ def eagerly() -> AbstractContextManager[None]:
     return context.eager_mode()
 
 
+def variable_of_no_strategy(value: Any, dtype: tf.DType, name: str) -> tf.Variable:
+    """A variable that no strategy and no creator scope around it makes."""
+    return variable_ops.ResourceVariable(value, trainable=False, dtype=dtype, name=name)
+
+
 @contextmanager
 def shapes_of_tensorflow_2() -> Iterator[None]:
     """The sizes of a TensorShape are numbers within, as they are not after `tf.compat.v1.disable_v2_behavior()`."""

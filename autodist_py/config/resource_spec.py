@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from autodist_py.config.settings import Settings
 from autodist_py.proto.arguments import checked
 from autodist_py.proto.checks import MOST_BITS, is_writable
 from autodist_py.proto.errors import ResourceSpecError
@@ -150,6 +151,16 @@ def this_machine(num_gpus: int | None = None) -> ResourceSpec:
 
         num_gpus = len(tf.config.list_physical_devices("GPU"))
     return ResourceSpec(nodes=(NodeSpec(address=str(_FIRST_LOOPBACK), gpus=tuple(range(num_gpus))),))
+
+
+def given_resource_spec(given: str | os.PathLike[str] | ResourceSpec | None, settings: Settings) -> ResourceSpec | None:
+    """The spec that the script, the environment or this machine gives; None: the chief tells this worker its own."""
+    if settings.is_launched:
+        return None
+    if isinstance(given, ResourceSpec):
+        return given
+    path = given if given is not None else settings.resource_spec
+    return this_machine() if path is None else load_resource_spec(path)
 
 
 # -- The schema -------------------------------------------------------------------------------------------------------

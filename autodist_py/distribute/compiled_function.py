@@ -40,10 +40,7 @@ class _Traced:
         self._trace = ReplicaTrace(self._name, replicas)
         self._context = TracedReplicaContext(strategy, self._trace)
         self._local = range(self._context.num_local)
-        first = self._placement.first
-        self._fed: list[Sequence[Any]] = [[tf.constant(first + one, tf.int32) for one in self._local]]
-        if not self._placement.is_alone:
-            self._fed.append([tf.constant(first, tf.int32)] * len(self._local))
+        self._fed: list[Sequence[Any]] = self._context.fed
         """For each part, in order, what each replica is fed."""
         given = self._entered((tuple(args), dict(kwargs)))
         # A tf.function around it that sees variables made traces it again, and refuses those made then.

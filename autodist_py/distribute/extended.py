@@ -47,15 +47,19 @@ class CompiledExtended(tf_adapter.MirroredExtended):
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
         context = self._context
         if context is None:
+            self.placement.begin_step()
             return super()._reduce_to(reduce_op, value, destinations, options)
         return tf.nest.map_structure(lambda each: context.reduce_to(reduce_op, each, destinations), value)
 
     def _batch_reduce_to(self, reduce_op: Any, pairs: Sequence[tuple[Any, Any]], options: Any) -> Any:
         if self._context is None:
+            self.placement.begin_step()
             return super()._batch_reduce_to(reduce_op, pairs, options)
         return [self._reduce_to(reduce_op, value, destinations, options) for value, destinations in pairs]
 
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: Any, options: Any) -> Any:
+        if self._context is None:
+            self.placement.begin_step()
         is_one = self.placement.is_alone and not isinstance(value, tf_adapter.DistributedValues)
         if self._context is None or is_one:
             return super()._gather_to_implementation(value, destinations, axis, options)
@@ -108,10 +112,11 @@ class CompiledExtended(tf_adapter.MirroredExtended):
     def _compiled(self, function: Any) -> Any:
         """The tf.function `function`, whose body all replicas run together."""
         if function not in self._clones:
+            inner = tf_adapter.body_of(function)
 
             @tf_adapter.do_not_convert
             def body(*args: Any, **kwargs: Any) -> Any:
-                return self._called_once(tf_adapter.body_of(function), args, kwargs)
+                return self._called_once(inner, args, kwargs)
 
             self._clones[function] = tf_adapter.clone(function, body)
         return self._clones[function]
@@ -150,15 +155,8 @@ class CompiledMultiWorkerExtended(CompiledExtended, tf_adapter.CollectiveAllRedu
         return tuple(f"{worker_device}/device:{kind}:{index}" for index in range(number)), kind
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
-        if self._context is None:
-            self.placement.begin_step()
-            flat = tf.nest.flatten(value)
-            are_all = tf.nest.is_nested(value) and all(isinstance(each, tf_adapter.DistributedValues) for each in flat)
-            if are_all and reduce_op == tf.distribute.ReduceOp.MEAN:
-                return value  # As MirroredStrategy does: Keras's fit asks it of batches, whose shapes it wants.
+        are_all = all(isinstance(each, tf_adapter.DistributedValues) for each in tf.nest.flatten(value))
+        is_mean = self._context is None and reduce_op == tf.distribute.ReduceOp.MEAN
+        if is_mean and tf.nest.is_nested(value) and are_all:
+            return value  # As MirroredStrategy does: Keras's fit asks it of batches, whose shapes it wants.
         return super()._reduce_to(reduce_op, value, destinations, options)
-
-    def _gather_to_implementation(self, value: Any, destinations: Any, axis: Any, options: Any) -> Any:
-        if self._context is None:
-            self.placement.begin_step()
-        return super()._gather_to_implementation(value, destinations, axis, options)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from autodist_py.cluster.cluster import join_cluster
 from autodist_py.config.logs import show_logs
-from autodist_py.config.resource_spec import load_resource_spec, this_machine
+from autodist_py.config.resource_spec import given_resource_spec
 from autodist_py.config.settings import Settings
 from autodist_py.distribute.extended import CompiledMultiWorkerExtended
 from autodist_py.distribute.placement import OPTIONS
@@ -57,7 +57,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         _require_no_other_cluster(cluster_resolver)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
         builder = resolve_builder(settings.strategy or strategy_builder or _by_options(options))
-        cluster = join_cluster(_resources(resource_spec_file, settings), settings)
+        cluster = join_cluster(given_resource_spec(resource_spec_file, settings), settings)
         numbers = {len(node.replica_devices) for node in cluster.resources.workers}
         if len(numbers) > 1:
             raise ClusterError(
@@ -95,12 +95,3 @@ def _by_options(options: Any) -> StrategyBuilder:
         bytes_per_pack=options.bytes_per_pack,
         timeout_seconds=options.timeout_seconds or 0.0,
     )
-
-
-def _resources(given: str | os.PathLike[str] | ResourceSpec | None, settings: Settings) -> ResourceSpec | None:
-    if settings.is_launched:
-        return None
-    if isinstance(given, ResourceSpec):
-        return given
-    path = given if given is not None else settings.resource_spec
-    return this_machine() if path is None else load_resource_spec(path)

@@ -8,7 +8,6 @@ from typing import Protocol
 import tensorflow as tf
 
 from autodist_py import tf_adapter
-from autodist_py.distribute import tf_adapter as own_tf_adapter
 from autodist_py.kernel.pipeline import CompiledProgram, compile
 from autodist_py.kernel.program import Options
 from autodist_py.kernel.topology import Replica, Topology
@@ -127,7 +126,7 @@ class _Steps:
 
     def __init__(self) -> None:
         with tf_adapter.eagerly(), tf.device("/device:CPU:0"):
-            self.variable = own_tf_adapter.variable_of_no_strategy(0, tf.int64, "steps")
+            self.variable = tf_adapter.variable_of_no_strategy(0, tf.int64, "steps")
 
     def __call__(self) -> int:
         with tf_adapter.eagerly():

@@ -11,7 +11,6 @@ import tensorflow as tf
 from autodist_py.capture.doors.replica_function import ReplicaTrace
 from autodist_py.distribute import tf_adapter
 from autodist_py.distribute.lazy_per_replica import LazyPerReplica, added, joined
-from autodist_py.proto.errors import CaptureError
 
 
 class _Active(threading.local):
@@ -40,11 +39,16 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
         self.num_replicas: int = strategy.num_replicas_in_sync
         self.num_local = len(strategy.extended.worker_devices)
         self._is_alone: bool = placement.is_alone
-        self._first: Any = 0
         self._reads_local = False
-        self._number = trace.part(tf.TensorSpec([], tf.int32), "replica_id_in_sync_group")
-        if not self._is_alone:
-            self._first = trace.part(tf.TensorSpec([], tf.int32), "first_replica_of_worker")
+        self.fed: list[Sequence[Any]] = []
+        """For each part that it makes, in order, what each replica of this process is fed."""
+        numbers = range(placement.first, placement.first + self.num_local)
+        self._number = self._fed_number("replica_id_in_sync_group", numbers)
+        self._first = 0 if self._is_alone else self._fed_number("first_replica_of_worker", [numbers[0]] * len(numbers))
+
+    def _fed_number(self, name: str, numbers: Sequence[int]) -> Any:
+        self.fed.append([tf.constant(number, tf.int32) for number in numbers])
+        return self.trace.part(tf.TensorSpec([], tf.int32), name)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -97,13 +101,8 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
         """A merge_call returns `leaf`: it is one value of all replicas, or of those of a worker."""
         if not self._reads_local:
             self.trace.share(leaf)
-            return
-        if self.num_local > 1 and not self.trace.is_one_of_worker(leaf, self._first):
-            raise CaptureError(
-                f"a merge_call returns '{leaf.name}', which is computed from a value that each replica has for itself, "
-                "and that it does not receive. Give it the value: merge_call(merge_fn, args=(value,))"
-            )
-        self.trace.share_here(leaf)
+        else:
+            self.trace.share_here(leaf, given=self._first if self.num_local > 1 else None)
 
     def merged(self, leaf: Any) -> Any:
         """What replicas' values of `leaf` are in a cross-replica context: one where it is one, else a PerReplica."""
@@ -177,15 +176,15 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
             if isinstance(destinations, tf_adapter.DistributedVariable):
                 self.trace.is_update(destinations, total)
             return self.mirrored(total, destinations)
-        if not isinstance(value, tf_adapter.DistributedValues) and not self._is_alone:
-            return self.mirrored(self._reduced_over_workers(reduce_op, value), destinations)
         if not isinstance(value, tf_adapter.DistributedValues):
-            return tf_adapter.reduce_non_distributed_value(reduce_op, value, destinations, self.num_replicas)
+            if self._is_alone:
+                return tf_adapter.reduce_non_distributed_value(reduce_op, value, destinations, self.num_replicas)
+            return self.mirrored(self._reduced_over_workers(reduce_op, value), destinations)
         if tf_adapter.is_mirrored(value) and reduce_op == tf.distribute.ReduceOp.MEAN:
             return value
+        if tf_adapter.is_mirrored(value) and not self._is_alone:
+            raise ValueError(f"a value that all replicas have alike, {value}, is not added up; reduce it by MEAN")
         if not self._is_alone:
-            if tf_adapter.is_mirrored(value):
-                raise ValueError(f"a value that all replicas have alike, {value}, is not added up; reduce it by MEAN")
             return self.reduce_to(reduce_op, self._lazy(self._traced_own(value)), destinations)
         total = sum(value.values[1:], value.values[0])
         mean = total / self.num_replicas if reduce_op == tf.distribute.ReduceOp.MEAN else total

@@ -44,11 +44,6 @@ def cluster_resolver(rank: int) -> Any:
     )
 
 
-def variable_of_no_strategy(value: Any, dtype: tf.DType, name: str) -> tf.Variable:
-    """A variable that no strategy and no creator scope around it makes."""
-    return resource_variable_ops.ResourceVariable(value, trainable=False, dtype=dtype, name=name)
-
-
 def container_of(variable: Any) -> Any:
     """The distributed variable that `variable` is a component of; `variable` itself, where it is of none."""
     for holder in (variable, getattr(variable, "_handle", None)):

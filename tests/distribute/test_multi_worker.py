@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support import distribute_training
+from tests.support import distribute_training, distribute_variables
 from tests.support.distribute_cases import CASES
 from tests.support.distribute_outcomes import Outcomes, require_equal
 
 pytestmark = [pytest.mark.first]
-assert distribute_training  # It adds its cases.
+assert distribute_training and distribute_variables  # They add their cases.
 KINDS = ("tensorflow-workers", "ours-workers")
 
 FAILS_ON_WORKERS = {

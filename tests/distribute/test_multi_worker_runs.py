@@ -13,8 +13,9 @@ SCRIPT = """
 import os, sys, time
 from autodist_py.distribute import MultiWorkerMirroredStrategy
 
-strategy = MultiWorkerMirroredStrategy({arguments})
 import tensorflow as tf
+
+strategy = MultiWorkerMirroredStrategy({arguments})
 rank = strategy.cluster_resolver.task_id
 with strategy.scope():
     v = tf.Variable([1.0, 2.0], aggregation=tf.VariableAggregation.SUM)
@@ -87,6 +88,13 @@ print("both", w.numpy(), v.numpy().tolist())
     assert printed(tmp_path, body).count("both 7.0 [7.0, 8.0]") == 2
 
 
+def test_one_worker_is_enough(tmp_path: Path) -> None:
+    spec = "nodes: [{address: 127.0.0.1, cpus: [0, 1]}]"
+    body = "step()\nprint('alone', strategy.num_replicas_in_sync, v.numpy().tolist())\n"
+
+    assert "alone 2 [3.0, 4.0]" in printed(tmp_path, body, spec=spec)
+
+
 def test_a_worker_that_is_killed_ends_the_run(tmp_path: Path) -> None:
     body = """
 for number in range(10_000):
@@ -135,6 +143,12 @@ train()
         ),
         ("", TWO, {"TF_CONFIG": "{}"}, "given by a resource spec; received TF_CONFIG"),
         ("object()", TWO, {}, "received cluster_resolver=<object"),
+        (
+            "communication_options=tf.distribute.experimental.CommunicationOptions(implementation='NCCL')",
+            TWO,
+            {},
+            "all_reduce_spec='NCCL' needs NCCL, which runs on GPUs only",
+        ),
         ("strategy_builder='PS'", TWO, {}, "which servers and shards do not know yet"),
         (
             "strategy_builder=\"AllReduce(compressor='HorovodCompressorEF')\"",
@@ -143,7 +157,7 @@ train()
             "the compressor of Variable remembers what it has left out",
         ),
     ],
-    ids=["devices", "TF_CONFIG", "cluster_resolver", "servers", "compressor"],
+    ids=["devices", "TF_CONFIG", "cluster_resolver", "communication_options", "servers", "compressor"],
 )
 def test_what_it_cannot_be_is_refused_by_name(
     tmp_path: Path, arguments: str, spec: str, environment: dict[str, str], expected: str

@@ -119,11 +119,6 @@ class ReplicaTrace:
         """Whether `tensor` is computed from constants alone, so that all replicas have the same."""
         return all(op.type != "Placeholder" and not op.op_def.is_stateful for op in self._ancestors(tensor))
 
-    def is_one_of_worker(self, tensor: tf.Tensor, allowed: tf.Tensor) -> bool:
-        """Whether a worker's replicas have the same: it reads no part but `allowed`, and what they have combined."""
-        own = {part.op.name for part in self._parts} - {allowed.op.name}
-        return all(op.name not in own for op in self._ancestors(tensor))
-
     def _ancestors(self, tensor: tf.Tensor) -> Iterator[tf.Operation]:
         """The ops that `tensor` is computed by, back to what replicas have combined."""
         combined = {one.op.name for marker in self._markers for one in marker.tensors}
@@ -176,8 +171,20 @@ class ReplicaTrace:
         """`tensor` is the same on all replicas, as the result of one thing that they did together."""
         self._shared[id(tensor)] = tensor
 
-    def share_here(self, tensor: tf.Tensor) -> None:
-        """`tensor` is the same on all replicas of this process, and may be another in another process."""
+    def share_here(self, tensor: tf.Tensor, *, given: tf.Tensor | None) -> None:
+        """`tensor` is the same on all replicas of this process, and may be another in another process.
+
+        Args:
+            tensor: the result of one thing that they did together.
+            given: the one part of which they are fed the same; None: there is one replica.
+
+        Raises:
+            CaptureError: it is computed from another part, by more than what replicas have combined.
+        """
+        if given is not None:
+            own = {part.op.name for part in self._parts} - {given.op.name}
+            if any(op.name in own for op in self._ancestors(tensor)):
+                raise _not_received(tensor)
         self._shared_here[id(tensor)] = tensor
 
     def is_one_here(self, tensor: tf.Tensor) -> bool:
@@ -310,10 +317,7 @@ class ReplicaTrace:
         own = analyse(item).of_examples
         for tensor in self._shared.values():
             if tensor.op.name in own:
-                raise CaptureError(
-                    f"a merge_call returns '{tensor.name}', which is computed from a value that each replica has for "
-                    "itself, and that it does not receive. Give it the value: merge_call(merge_fn, args=(value,))"
-                )
+                raise _not_received(tensor)
 
     def _require_component(self, name: str, variable: Any) -> None:
         if self._replicas.container_of(variable) is variable:
@@ -329,6 +333,13 @@ def _with_own_variables(item: GraphItem) -> GraphItem:
         variables = (replace(one, per_replica=one.per_replica or one.name in written) for one in item.variables)
         item = replace(item, variables=tuple(variables))
     return item
+
+
+def _not_received(tensor: tf.Tensor) -> CaptureError:
+    return CaptureError(
+        f"a merge_call returns '{tensor.name}', which is computed from a value that each replica has for itself, and "
+        "that it does not receive. Give it the value: merge_call(merge_fn, args=(value,))"
+    )
 
 
 def _input(name: str, tensor: tf.Tensor, kind: str) -> Input:

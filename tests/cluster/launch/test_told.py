@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from autodist_py.autodist import _resources
 from autodist_py.cluster.launch.told import Told
 from autodist_py.cluster.member import WorkerCluster
+from autodist_py.config.resource_spec import given_resource_spec
 from autodist_py.config.settings import Settings
 from autodist_py.proto.errors import ClusterError, ResourceSpecError
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec, SSHConfig
@@ -101,9 +101,9 @@ def test_a_spec_that_grows_without_end_is_read_up_to_a_limit():
 
 def test_a_worker_that_the_chief_started_reads_no_file_of_a_spec():
     launched = Settings(rank=1, coordinator="10.0.0.1:4000")
-    assert _resources("/no/such/file.yml", launched) is None
+    assert given_resource_spec("/no/such/file.yml", launched) is None
     with pytest.raises(ResourceSpecError, match="there is no such resource spec file"):
-        _resources("/no/such/file.yml", replace(launched, launch="none"))
+        given_resource_spec("/no/such/file.yml", replace(launched, launch="none"))
 
 
 def test_a_worker_that_is_told_no_spec_says_how_it_is_started_by_hand(standard_input):

@@ -33,6 +33,7 @@ def test_a_program_gives_what_it_gives_under_tensorflows_strategy(outcomes: Outc
         ("replica_functions_are_traced_once", [1, 2]),
         ("random_numbers_of_a_seed", [False, True]),
         ("what_a_merge_call_returns_is_one_value", [True, False]),
+        ("a_random_number_that_a_merge_call_reads", [True]),
         ("gradients_are_seen_as_such", [6, 6, 1, 1, 1]),
     ],
 )

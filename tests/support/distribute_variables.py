@@ -252,3 +252,18 @@ def what_a_merge_call_returns_is_one_value(strategy: Any) -> Any:
 
     one, own = tf.function(lambda x: strategy.run(replica_step, (x,)))(own_parts(strategy, data()[0]))
     return [isinstance(one, tf.Tensor), isinstance(own, tf.Tensor)]
+
+
+@our_case
+def a_random_number_that_a_merge_call_reads(strategy: Any) -> Any:
+    """Whether all replicas write the first one's."""
+    with strategy.scope():
+        v = tf.Variable(0.0)
+
+    def merge(strategy: Any, value: Any) -> None:
+        first = strategy.experimental_local_results(value)[0]
+        strategy.extended.update(v, lambda v, first: v.assign(first), args=(first,))
+
+    tf.function(lambda: strategy.run(lambda: REPLICA().merge_call(merge, (tf.random.uniform([]),))))()
+    (values,) = components([v])
+    return [len(set(map(float, values))) == 1]

@@ -12,6 +12,7 @@ from autodist_py.kernel.analysis.batch_layout.layouts import (
     MIXED,
     PARTIAL_MEAN,
     PARTIAL_SUM,
+    PARTIAL_SUM_PLUS,
     REPLICATED,
     SHARDED,
     BatchLayout,
@@ -41,8 +42,8 @@ UNKNOWN = Known(MIXED, None)
 
 
 def known_by(layout: BatchLayout) -> Known:
-    """What is known of what is of this layout."""
-    return Known(layout, of_layout(layout))
+    """What is known of what is of this layout. Of terms that count once nothing else says that they do."""
+    return Known(layout, None if layout is PARTIAL_SUM_PLUS else of_layout(layout))
 
 
 def followed(operands: Operands, reads: Sequence[Known], symbol: tf.Tensor) -> Known:

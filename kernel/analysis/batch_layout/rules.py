@@ -23,6 +23,7 @@ from autodist_py.kernel.analysis.batch_layout.layouts import (
     Operands,
     Rule,
 )
+from autodist_py.kernel.analysis.batch_layout.linear import LINEAR, linear_layout
 from autodist_py.kernel.analysis.batch_layout.movement import LAYOUT
 
 _RULES: Mapping[str, Rule] = {**ARITHMETIC, **LAYOUT}
@@ -40,6 +41,11 @@ def layout_of(operands: Operands) -> BatchLayout | tuple[BatchLayout, ...]:
     """
     if operands.node.op in ENTRIES and (found := ENTRIES[operands.node.op](operands)) is not None:
         return found
+    found = _by_rule(operands)
+    return linear_layout(operands) if found is MIXED else found
+
+
+def _by_rule(operands: Operands) -> BatchLayout | tuple[BatchLayout, ...]:
     rule, kinds = _RULES.get(operands.node.op), set(operands.layouts)
     if rule is None:
         return MIXED
@@ -72,4 +78,4 @@ def _of_chosen(found: BatchLayout) -> BatchLayout:
 
 def is_known(op_type: str) -> bool:
     """Whether there is a rule for ops of this type, whose results then depend on nothing but their inputs."""
-    return op_type in _RULES or op_type in ENTRIES
+    return op_type in _RULES or op_type in ENTRIES or op_type in LINEAR

@@ -10,8 +10,16 @@ from autodist_py.capture.batch.layouts.loops import Functions
 from autodist_py.capture.batch.layouts.mapped import Argument
 from autodist_py.capture.batch.layouts.regions import Regions, Sources
 from autodist_py.capture.batch.layouts.table import LayoutTable
-from autodist_py.kernel.analysis.batch_layout.along import Along, of_layout
-from autodist_py.kernel.analysis.batch_layout.following import OF_SHAPE, UNKNOWN, Known, followed, is_exact, of_shape
+from autodist_py.kernel.analysis.batch_layout.along import Along
+from autodist_py.kernel.analysis.batch_layout.following import (
+    OF_SHAPE,
+    UNKNOWN,
+    Known,
+    followed,
+    is_exact,
+    known_by,
+    of_shape,
+)
 from autodist_py.kernel.analysis.batch_layout.layouts import FIXED, BatchLayout
 from autodist_py.kernel.analysis.batch_layout.lists import LISTS, MAKES, UNSET
 from autodist_py.kernel.analysis.batch_layout.rules import is_known
@@ -72,7 +80,7 @@ class Followed:
         if layout is BatchLayout.MIXED:
             return Known(layout, self.along_of(tensor))
         is_unset = layout is BatchLayout.REPLICATED and self._graph.nodes[op_of(tensor)].op in MAKES
-        return Known(layout, UNSET if is_unset else of_layout(layout))
+        return Known(layout, UNSET) if is_unset else known_by(layout)
 
     def _argument(self, reader: str, tensor: str) -> Argument:
         """What is known of `tensor`, which `reader` gives to a function."""

@@ -11,11 +11,12 @@ import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api
 from tensorflow.python.client import session as session_module
+from tensorflow.python.eager import lift_to_graph, record
 from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
-from tensorflow.python.framework import auto_control_deps, ops
+from tensorflow.python.framework import auto_control_deps, auto_control_deps_utils, ops
 from tensorflow.python.framework import func_graph as func_graph_module
+from tensorflow.python.ops import cond_v2, control_flow_util_v2, gradients_util, resource_variables_toggle
 from tensorflow.python.ops import custom_gradient as custom_gradient_module
-from tensorflow.python.ops import gradients_util, resource_variables_toggle
 from tensorflow.python.ops import resource_variable_ops as variable_ops
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 from tensorflow.python.util import tf_decorator
@@ -67,6 +68,72 @@ def loop_or_branch(graph: Any) -> str:
     """The name of the loop or branch of TensorFlow 1's control flow in which ops are now made; "": in none."""
     around = graph._get_control_flow_context()
     return str(around.name) if around is not None else ""
+
+
+def branches_around(graph: Any) -> list[Any] | None:
+    """The branches of `graph` in which ops are made here, the innermost first; None: they are made elsewhere."""
+    *branches, outermost = _out_of_branches(tf.compat.v1.get_default_graph())
+    return branches if outermost is graph and not loop_or_branch(graph) else None
+
+
+def is_gradient_of_branch(graph: Any) -> bool:
+    """Whether `graph` is a branch in which TensorFlow computes the gradient of another."""
+    return isinstance(graph, cond_v2._CondGradFuncGraph)
+
+
+def branches_of(tensor: tf.Tensor) -> list[Any]:
+    """The graph of `tensor`, and those around it as long as it is a branch."""
+    return _out_of_branches(tensor.graph)
+
+
+def _out_of_branches(graph: Any) -> list[Any]:
+    found = [graph]
+    while isinstance(found[-1], control_flow_util_v2.CondBranchFuncGraph):
+        found.append(found[-1].outer_graph)
+    return found
+
+
+def computed_before(tensor: tf.Tensor, arguments: Sequence[tf.Tensor], on_gradient: Callable[[], None]) -> tf.Tensor:
+    """`tensor` of a branch, computed anew in the graph around it, of what is there in the place of `arguments`.
+
+    `on_gradient()` is called, and raises, where a gradient is computed through it.
+    """
+    branch, around = tensor.graph, tensor.graph.outer_graph
+    # They are captured first, under names of their own: lifting would give them the branch's, which are counted.
+    given = [around.capture(outer) for outer, inner in branch.captures if any(inner is one for one in arguments)]
+
+    def back(*_: Any) -> None:
+        on_gradient()
+
+    with record.stop_recording(), around.as_default(), around.gradient_override_map({"Identity": _gradient_of(back)}):
+        lifted = lift_to_graph.lift_to_graph([tensor], around, sources=arguments, handle_captures=True)
+        result = tf.identity(lifted[tensor])
+    record.record_operation("ComputedBefore", [result], given, back)
+    return result
+
+
+def _gradient_of(back: Callable[..., None]) -> str:
+    """The name under which `back` is the gradient of an op."""
+    name = f"AutoDistGradient-{ops.uid()}"
+    tf.RegisterGradient(name)(back)
+    return name
+
+
+def written_by(op: tf.Operation) -> list[tf.Tensor]:
+    """The resources that `op` is given, and may write."""
+    return list(auto_control_deps_utils.get_read_write_resource_inputs(op)[1])
+
+
+@contextmanager
+def branch_decisions(decide: Callable[[tf.Tensor, Sequence[Any]], tf.Tensor]) -> Iterator[None]:
+    """What a `tf.cond` is decided by is `decide(predicate, branches)`, which is asked when both have been traced."""
+    original = cond_v2._build_cond
+
+    def build(predicate: tf.Tensor, true_graph: Any, false_graph: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(decide(predicate, (true_graph, false_graph)), true_graph, false_graph, *args, **kwargs)
+
+    with patched(cond_v2, "_build_cond", build):
+        yield
 
 
 def is_captured(graph: tf.Graph | None) -> bool:

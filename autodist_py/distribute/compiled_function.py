@@ -57,7 +57,8 @@ class _Traced:
 
     def _entered(self, arguments: Any) -> Any:
         """What the function is given for its arguments: parts, where replicas have values of their own."""
-        owned = [self._own_values(leaf) for leaf in tf.nest.flatten(arguments)]
+        leaves = [_one_for_all(leaf) for leaf in tf.nest.flatten(arguments)]
+        owned = [self._own_values(leaf) for leaf in leaves]
         columns = [column for values in owned for column in zip(*map(_tensors, values), strict=True)]
         shapes = iter(self._placement.agreed_shapes([_common_shape(column) for column in columns]))
 
@@ -67,7 +68,7 @@ class _Traced:
 
         entered = [
             tf.nest.map_structure(part, *values, expand_composites=True) if values else leaf
-            for leaf, values in zip(tf.nest.flatten(arguments), owned, strict=True)
+            for leaf, values in zip(leaves, owned, strict=True)
         ]
         return tf.nest.pack_sequence_as(arguments, entered)
 
@@ -161,6 +162,17 @@ class _Traced:
         for output in program.item.outputs:
             own = values[output.tensor]
             yield own if output.per_replica else own * len(self._local)
+
+
+def _one_for_all(leaf: Any) -> Any:
+    """The number or text that a PerReplica has for each replica, if it is the same; else `leaf`."""
+    if not isinstance(leaf, tf_adapter.PerReplica) or any(map(tf.is_tensor, leaf.values)):
+        return leaf
+    first, *others = leaf.values
+    is_one = isinstance(first, bool | int | float | str) and all(
+        type(other) is type(first) and other == first for other in others
+    )
+    return first if is_one else leaf
 
 
 def _tensors(value: Any) -> list[Any]:

@@ -84,7 +84,7 @@ class CompiledExtended(tf_adapter.MirroredExtended):
         if context is None:
             return super()._update_non_slot(colocate_with, function, args, kwargs, group)
         own = context.own_arguments(args, kwargs)
-        with tf_adapter.update_context(), context.trace.for_each():
+        with tf_adapter.update_context(), context.trace.together.for_each():
             result = function(*own[0], **own[1])
         return self._of_update(result, group)
 

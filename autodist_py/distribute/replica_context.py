@@ -72,7 +72,6 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
 
     def all_reduce_values(self, reduce_op: tf.distribute.ReduceOp, value: Any) -> Any:
         """The sum, or the mean, of the replicas' values of each tensor in `value`."""
-        self.trace.require_outermost("all_reduce() is called")
         return tf.nest.map_structure(lambda each: self._reduced(reduce_op, tf_adapter.as_value(each)), value)
 
     def _reduced(self, reduce_op: tf.distribute.ReduceOp, own: Any) -> Any:
@@ -84,10 +83,10 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
         return total / self.num_replicas
 
     def _merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
-        self.trace.require_outermost("merge_call() is called")
+        self.trace.branches.around("merge_call() is called")
         merged = tf.nest.map_structure(self.merged, (tuple(args), dict(kwargs)))
         self._reads_local = False
-        with tf_adapter.cross_replica_context(self.strategy), self.trace.for_all():
+        with tf_adapter.cross_replica_context(self.strategy), self.trace.together.for_all():
             result = merge_fn(self.strategy, *merged[0], **merged[1])
 
         def of_replica(leaf: Any) -> Any:
@@ -99,10 +98,15 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
 
     def _share(self, leaf: tf.Tensor) -> None:
         """A merge_call returns `leaf`: it is one value of all replicas, or of those of a worker."""
-        if not self._reads_local:
-            self.trace.share(leaf)
+        given = self._first if self._reads_local else None
+        if self.num_local > 1 if self._reads_local else leaf.graph is not self.trace.graph:
+            self.trace.require_received(leaf, given=given)
+        if leaf.graph is not self.trace.graph:
+            return  # Of a branch: it is not known to be one.
+        if self._reads_local:
+            self.trace.share_here(leaf)
         else:
-            self.trace.share_here(leaf, given=self._first if self.num_local > 1 else None)
+            self.trace.share(leaf)
 
     def merged(self, leaf: Any) -> Any:
         """What replicas' values of `leaf` are in a cross-replica context: one where it is one, else a PerReplica."""
@@ -169,7 +173,7 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
     def reduce_to(self, reduce_op: tf.distribute.ReduceOp, value: Any, destinations: Any) -> Any:
         """`value` of a cross-replica context, reduced."""
         if isinstance(value, tf_adapter.SyncOnReadVariable):
-            with self.trace.for_each():
+            with self.trace.together.for_each():
                 value = self._lazy(value.values[0].read_value())
         if isinstance(value, LazyPerReplica):
             total = self._reduced(reduce_op, value.own)
@@ -245,12 +249,12 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
         """What `function` returns of the replica's component of `variable`, and of its own values of the arguments."""
         own = self.own_arguments(args, kwargs)
         component = variable.values[0] if isinstance(variable, tf_adapter.DistributedVariable) else variable
-        with self.trace.for_each():
+        with self.trace.together.for_each():
             return function(component, *own[0], **own[1])
 
     def called_within(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         """What `function` returns in a replica context within a cross-replica one, for all replicas."""
         own = self.own_arguments(args, kwargs)
-        with self, self.trace.for_each():
+        with self, self.trace.together.for_each():
             result = function(*own[0], **own[1])
         return tf.nest.map_structure(self.merged, result)

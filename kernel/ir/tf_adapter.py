@@ -91,8 +91,9 @@ def attribute_names(op_type: str) -> frozenset[str]:
 
 
 def is_stateful(node: tf.compat.v1.NodeDef) -> bool:
-    """Whether the op does something, or depends on something, beside what it reads and returns."""
-    return bool(op_def_registry.get(node.op).is_stateful)
+    """Whether the op does something, or depends on something, beside what it reads and returns; a function may."""
+    definition = op_def_registry.get(node.op)
+    return definition is None or bool(definition.is_stateful)
 
 
 def own_attributes(node: tf.compat.v1.NodeDef) -> dict[str, tf.compat.v1.AttrValue]:

@@ -17,16 +17,66 @@ def own() -> tf.Tensor:
     return tf.cast(REPLICA().replica_id_in_sync_group, tf.float32)
 
 
-def combined_in_a_branch() -> Any:
-    return tf.cond(own() > 0.0, lambda: REPLICA().all_reduce("SUM", own()), own)
-
-
 def combined_in_a_loop() -> Any:
     return tf.while_loop(lambda x: x < 3.0, lambda x: [x + REPLICA().all_reduce("SUM", own())], [1.0])
 
 
-def merged_in_a_branch() -> Any:
-    return tf.cond(own() > 0.0, lambda: REPLICA().merge_call(lambda _, x: x, (own(),)), own)
+def merged_in_a_loop() -> Any:
+    return tf.while_loop(lambda x: x < 3.0, lambda x: [REPLICA().merge_call(lambda _, x: x, (x,))], [1.0])
+
+
+def in_a_branch(function: Callable[[], Any]) -> Any:
+    return tf.cond(own() > 0.0, function, own)
+
+
+def drawn_in_a_branch() -> Any:
+    return in_a_branch(lambda: REPLICA().all_reduce("SUM", tf.random.uniform([]) + own()))
+
+
+def written_in_a_branch() -> Any:
+    v = VARIABLES["of the strategy"]
+
+    def written() -> tf.Tensor:
+        v.assign_add(own())
+        return REPLICA().all_reduce("SUM", v * 2.0)
+
+    return in_a_branch(written)
+
+
+def merged_behind_its_back_in_a_branch() -> Any:
+    value = own() * 2.0
+    return in_a_branch(lambda: REPLICA().merge_call(lambda _: value + 1.0))
+
+
+def drawn_in_a_merge_call() -> Any:
+    return REPLICA().merge_call(lambda _, x: x.values[0] * tf.random.uniform([]), (own(),))
+
+
+def combined_in_a_branch(x: tf.Tensor) -> Any:
+    return tf.cond(x > 0.0, lambda: REPLICA().all_reduce("SUM", x * x), lambda: x)
+
+
+def merged_in_a_branch(x: tf.Tensor) -> Any:
+    def summed() -> Any:
+        return REPLICA().merge_call(lambda strategy, x: strategy.reduce("SUM", x, axis=None), (x * x,))
+
+    return tf.cond(x > 0.0, summed, lambda: x)
+
+
+def differentiated(function: Callable[[tf.Tensor], Any]) -> Any:
+    x = own()
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = function(x)
+    return tape.gradient(y, x)
+
+
+def differentiated_symbolically(function: Callable[[tf.Tensor], Any]) -> Any:
+    x = own()
+    return tf.gradients(function(x), x)
+
+
+THROUGH_A_BRANCH = "a gradient is computed through what replicas combine in a branch. Combine it before"
 
 
 def merged_behind_its_back() -> Any:
@@ -34,23 +84,23 @@ def merged_behind_its_back() -> Any:
     return REPLICA().merge_call(lambda _: value) + 0.0
 
 
-def read_of_each_in_a_branch() -> Any:
-    def merge(strategy: Any, value: Any) -> Any:
-        return tf.cond(tf.random.uniform([]) > 0.5, lambda: strategy.experimental_local_results(value)[0], lambda: 0.0)
-
-    return REPLICA().merge_call(merge, (own(),))
-
-
+VARIABLES: dict[str, Any] = {}
 PLAIN = tf.Variable(1.0)
 
 
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     [
-        (combined_in_a_branch, RuntimeError, r"all_reduce\(\) is called in a branch or a loop.*Do it before"),
-        (combined_in_a_loop, RuntimeError, r"all_reduce\(\) is called in a branch or a loop"),
-        (read_of_each_in_a_branch, RuntimeError, "values of replicas are combined in a branch or a loop"),
-        (merged_in_a_branch, RuntimeError, r"merge_call\(\) is called in a branch or a loop"),
+        (combined_in_a_loop, RuntimeError, "values of replicas are combined in a loop.*Do it before"),
+        (merged_in_a_loop, RuntimeError, r"merge_call\(\) is called in a loop.*Do it before"),
+        (drawn_in_a_branch, RuntimeError, r"is computed from .*\(RandomUniform\), which the branch does.*before the"),
+        (written_in_a_branch, RuntimeError, r"\(ReadVariableOp\), .*or which reads what it has written"),
+        (merged_behind_its_back_in_a_branch, CaptureError, "a merge_call returns 'cond/add.*Give it the value"),
+        (drawn_in_a_merge_call, CaptureError, "a merge_call draws random numbers.*Draw them before"),
+        (lambda: differentiated(combined_in_a_branch), CaptureError, THROUGH_A_BRANCH),
+        (lambda: differentiated(merged_in_a_branch), CaptureError, THROUGH_A_BRANCH),
+        (lambda: differentiated_symbolically(combined_in_a_branch), CaptureError, THROUGH_A_BRANCH),
+        (lambda: differentiated_symbolically(merged_in_a_branch), CaptureError, THROUGH_A_BRANCH),
         (lambda: REPLICA().all_gather(own(), axis=0), ValueError, "scalars are not gathered.*tf.expand_dims"),
         (lambda: PLAIN.assign_add(own()), CaptureError, "is written by each replica.*within `with strategy.scope"),
         (merged_behind_its_back, CaptureError, "a merge_call returns 'mul.*Give it the value"),
@@ -60,6 +110,8 @@ PLAIN = tf.Variable(1.0)
 )
 def test_what_replicas_cannot_do_is_refused(function: Callable[[], Any], error: type[Exception], message: str) -> None:
     strategy = MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        VARIABLES["of the strategy"] = tf.Variable(1.0, aggregation=tf.VariableAggregation.NONE)
     with pytest.raises(error, match=message):
         tf.function(lambda: strategy.run(function), autograph=False)()
 

@@ -14,10 +14,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import collective_all_reduce_strategy
 
-from tests.support import distribute_training, distribute_variables
+from tests.support import distribute_branches, distribute_training, distribute_variables
 from tests.support.distribute_cases import CASES, OURS
 
-assert distribute_training and distribute_variables  # They add their cases.
+assert distribute_branches and distribute_training and distribute_variables  # They add their cases.
 
 
 class _TheirExtended(collective_all_reduce_strategy.CollectiveAllReduceExtended):

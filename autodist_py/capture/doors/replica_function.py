@@ -5,7 +5,7 @@ metrics and results are each replica's own, as in `tf.distribute`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,10 @@ import tensorflow as tf
 
 from autodist_py.capture import tf_adapter
 from autodist_py.capture.assemble import assemble_marked, mapped_variables, table_initializers
+from autodist_py.capture.branches import drop_unused_arguments
+from autodist_py.capture.doors.before_branches import BeforeBranches
 from autodist_py.capture.doors.bound_graph import BoundGraph, VariableUses, bound_graph, op_name
+from autodist_py.capture.doors.done_for_all import DoneForAll
 from autodist_py.capture.recording.gradients import Origin
 from autodist_py.capture.shapes import static_shape
 from autodist_py.capture.traced import TracedGraph
@@ -79,6 +82,8 @@ class ReplicaTrace:
 
     def __init__(self, name: str, replicas: Replicas):
         self.graph = tf_adapter.StepGraph(op_name(name))
+        self.branches = BeforeBranches(self.graph)
+        """In which something is combined."""
         self._replicas = replicas
         self._uses = VariableUses(replicas.container_of)
         self._parts: list[tf.Tensor] = []
@@ -88,8 +93,7 @@ class ReplicaTrace:
         self._marker_of: dict[int, int] = {}
         self._shared: dict[int, tf.Tensor] = {}
         self._shared_here: dict[int, tf.Tensor] = {}
-        self._read_for_all: dict[int, Any] = {}
-        self._is_for_all = False
+        self.together = DoneForAll(replicas.container_of)
         self._results: list[tf.Tensor] = []
 
     def part(self, spec: tf.TensorSpec, name: str) -> tf.Tensor:
@@ -99,21 +103,9 @@ class ReplicaTrace:
         self._parts.append(placeholder)
         return placeholder
 
-    def require_outermost(self, what: str) -> None:
-        """Refuse that replicas combine values now: `what` says how.
-
-        Raises:
-            RuntimeError: ops are made in a branch, a loop or a function inside the function.
-        """
-        if tf.compat.v1.get_default_graph() is not self.graph or tf_adapter.loop_or_branch(self.graph):
-            raise RuntimeError(
-                f"{what} in a branch or a loop, which some replicas may run and others not, so that they would wait "
-                "for one another. Do it before or after, in the function that is given to run() itself"
-            )
-
     def has(self, value: Any) -> bool:
-        """Whether `value` is a tensor of the function, of which each replica may have another."""
-        return isinstance(value, tf.Tensor) and tf.is_symbolic_tensor(value) and value.graph is self.graph
+        """Whether `value` is a tensor of the function, or of a branch of it, of which each replica may have another."""
+        return isinstance(value, tf.Tensor) and tf.is_symbolic_tensor(value) and self.branches.are_around(value)
 
     def is_constant(self, tensor: tf.Tensor) -> bool:
         """Whether `tensor` is computed from constants alone, so that all replicas have the same."""
@@ -121,15 +113,14 @@ class ReplicaTrace:
 
     def _ancestors(self, tensor: tf.Tensor) -> Iterator[tf.Operation]:
         """The ops that `tensor` is computed by, back to what replicas have combined."""
-        combined = {one.op.name for marker in self._markers for one in marker.tensors}
-        seen, waiting = {tensor.op.name}, [tensor.op]
+        combined = {one.op for marker in self._markers for one in marker.tensors}
+        seen, waiting = set[tf.Operation](), [self.branches.outside(tensor).op]
         while waiting:
             op = waiting.pop()
-            yield op
-            reads = () if op.name in combined else op.inputs
-            new = {each.op.name: each.op for each in reads if each.op.name not in seen}
-            seen |= new.keys()
-            waiting += new.values()
+            if op not in seen:
+                seen.add(op)
+                yield op
+                waiting += [self.branches.outside(read).op for read in (() if op in combined else op.inputs)]
 
     def added(self, value: Any) -> Any:
         """The sum of the replicas' values of a tensor; of IndexedSlices the slices, one after the other."""
@@ -144,9 +135,13 @@ class ReplicaTrace:
         """The rows of the replicas' values, one after the other; all but their number is static."""
         return self._marked("rows", value)[0]
 
+    def _on_all(self, predicate: tf.Tensor) -> tf.Tensor:
+        """Whether `predicate` is true on all replicas."""
+        return tf.equal(self.added(tf.cast(tf.logical_not(tf.cast(predicate, tf.bool)), tf.int32)), 0)
+
     def _marked(self, reduction: str, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        self.require_outermost("values of replicas are combined")
-        with tf.name_scope("combined"), tf.control_dependencies(None):
+        tensors = tuple(self.branches.values(tensors))
+        with self.graph.as_default(), tf.name_scope("combined"), tf.control_dependencies(None):
             joined = tensors[:2] if reduction == "rows" else ()
             marked = [tf.identity(_any_rows(tensor)) for tensor in joined]
             marked += [tf.identity(tensor) for tensor in tensors[len(joined) :]]
@@ -160,7 +155,10 @@ class ReplicaTrace:
         `value` is followed back through what has the shape of one thing that it reads: a product with a factor has.
         """
         tensor = value.values if isinstance(value, tf.IndexedSlices) else value
-        while self.has(tensor) and id(tensor) not in self._marker_of:
+        while self.has(tensor):
+            tensor = self.branches.outside(tensor)
+            if id(tensor) in self._marker_of:
+                break
             reads = [tensor.op.inputs[tensor.value_index]] if tensor.op.type == "IdentityN" else tensor.op.inputs
             alike = [each for each in reads if _is_like(each, tensor)]
             tensor = alike[0] if len(alike) == 1 else None
@@ -171,21 +169,23 @@ class ReplicaTrace:
         """`tensor` is the same on all replicas, as the result of one thing that they did together."""
         self._shared[id(tensor)] = tensor
 
-    def share_here(self, tensor: tf.Tensor, *, given: tf.Tensor | None) -> None:
-        """`tensor` is the same on all replicas of this process, and may be another in another process.
+    def share_here(self, tensor: tf.Tensor) -> None:
+        """`tensor` is the same on all replicas of this process, and may be another in another process."""
+        self._shared_here[id(tensor)] = tensor
+
+    def require_received(self, tensor: tf.Tensor, *, given: tf.Tensor | None = None) -> None:
+        """Refuse that the result of one thing that replicas did together is of what they did not combine.
 
         Args:
-            tensor: the result of one thing that they did together.
-            given: the one part of which they are fed the same; None: there is one replica.
+            tensor: the result.
+            given: a part of which the replicas that did so are fed the same.
 
         Raises:
             CaptureError: it is computed from another part, by more than what replicas have combined.
         """
-        if given is not None:
-            own = {part.op.name for part in self._parts} - {given.op.name}
-            if any(op.name in own for op in self._ancestors(tensor)):
-                raise _not_received(tensor)
-        self._shared_here[id(tensor)] = tensor
+        own = {part.op for part in self._parts if part is not given}
+        if any(op in own for op in self._ancestors(tensor)):
+            raise _not_received(tensor)
 
     def is_one_here(self, tensor: tf.Tensor) -> bool:
         """Whether the replicas of this process are known to have the same, not only an equal one."""
@@ -196,34 +196,11 @@ class ReplicaTrace:
         return id(tensor) in self._shared
 
     @contextmanager
-    def for_all(self) -> Iterator[None]:
-        """What is done within is done once for all replicas: it may read no variable of which each has its own."""
-
-        def note(variable: Any) -> None:
-            if self._is_for_all:
-                container = self._replicas.container_of(variable)
-                self._read_for_all[id(container)] = container
-
-        with tf_adapter.handle_uses(note), self._doing(for_all=True):
-            yield
-
-    def for_each(self) -> AbstractContextManager[None]:
-        """What is done within, in `for_all`, each replica does to what is its own."""
-        return self._doing(for_all=False)
-
-    @contextmanager
-    def _doing(self, *, for_all: bool) -> Iterator[None]:
-        before, self._is_for_all = self._is_for_all, for_all
-        try:
-            yield
-        finally:
-            self._is_for_all = before
-
-    @contextmanager
     def tracing(self, make_outside: Callable[..., Any]) -> Iterator[None]:
         """Trace in this context; variables that are made in it `make_outside(creator, **arguments)` makes."""
         with ExitStack() as stack:
             stack.enter_context(self._uses.active())
+            stack.enter_context(self.branches.decided(self._on_all))
             stack.enter_context(tf_adapter.inlined_functions(self.graph))
             stack.enter_context(self.graph.as_default())
             stack.enter_context(tf.variable_creator_scope(make_outside))
@@ -245,6 +222,7 @@ class ReplicaTrace:
             CaptureError: a variable of which there is one for all replicas is written.
         """
         bound = bound_graph(self.graph, self._uses)
+        drop_unused_arguments(bound.definition)
         outputs: dict[str, Output] = {}
         results = []
         for tensor, given in zip(self.graph.outputs, self._results, strict=True):
@@ -309,12 +287,14 @@ class ReplicaTrace:
         for variable in item.variables:
             container = self._replicas.container_of(bound.variables[variable.name])
             is_own = variable.per_replica and (self._replicas.is_alone or self._replicas.is_local(container))
-            if is_own and id(container) in self._read_for_all:
+            if is_own and self.together.reads(container):
                 raise CaptureError(
                     f"a merge_call reads variable '{variable.name}', of which each replica has its own value. Read it "
                     "before, and reduce it there: merge_call(merge_fn, args=(variable.read_value(),))"
                 )
-        own = analyse(item).of_examples
+        analysis = analyse(item)
+        self.together.require_alike(self.graph, analysis.captured)
+        own = analysis.of_examples
         for tensor in self._shared.values():
             if tensor.op.name in own:
                 raise _not_received(tensor)

@@ -107,7 +107,7 @@ class _Traced:
         """The results of an op of the default graph that runs it on all replicas."""
         captured = self._trace.captured()
         program = self._placement.compiled(captured.item, self._name)
-        executor = Executor(program, dict(self._bound(program, captured)), captured.state, name=self._name)
+        executor = Executor(program, dict(self._bound(program, captured)), captured.state, name=self._name, is_op=True)
         fed = {
             on_replica(position, part): value
             for part, values in zip(captured.parts, self._fed, strict=True)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from autodist_py import tf_adapter
 from autodist_py.kernel.ir.fragment import TensorSpec
-from autodist_py.kernel.ir.graph import ITERATORS, VARIABLE_OP, GraphView, rename_functions
+from autodist_py.kernel.ir.graph import ITERATORS, READS_VARIABLE, VARIABLE_OP, GraphView, rename_functions
 from autodist_py.kernel.ir.names import captured_name, op_of, parse
 from autodist_py.kernel.pipeline import CompiledProgram
 from autodist_py.kernel.program import ServerFunction
@@ -25,6 +25,7 @@ class Executor:
         *,
         name: str = "step",
         namespace: str = "",
+        is_op: bool = False,
     ):
         """Import the program's graph.
 
@@ -34,6 +35,8 @@ class Executor:
             state: for each of its "state" inputs, the tensor to use (tables, iterators, constants).
             name: what the step is called in profiles.
             namespace: programs of one namespace share the iterators that their graphs make; "": this one has its own.
+            is_op: whether it is run as one of a graph's ops (`add_to_graph`), so that what writes after it must wait
+                for what it reads. TensorFlow inlines it, and then has others wait only for those ops that must run.
         """
         self._program, self._name, self._namespace = program, name, namespace
         self._given = {f"{op}:0": tensor for op, tensor in state.items()}
@@ -43,7 +46,8 @@ class Executor:
             if (bound.variable, bound.replica) in variables
         }
         feeds = [TensorSpec(name, tf.as_dtype(source.dtype), source.shape) for name, source in program.feeds]
-        self._run = self._function(name, program.graph, feeds, program.fetches, program.run_ops)
+        reads = [node.name for node in program.graph.of_type(READS_VARIABLE)] if is_op else []
+        self._run = self._function(name, program.graph, feeds, program.fetches, [*program.run_ops, *reads])
 
     def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
         """One step: a value for each of the program's fetches, from a tensor for each of the program's feeds."""

@@ -119,6 +119,22 @@ def what_a_merge_call_closes_over(strategy: Any) -> Any:
 
 
 @case
+def writes_after_reads(strategy: Any) -> Any:
+    """What is written after a run is not what replicas read in it, though nothing else makes the one wait."""
+    with strategy.scope():
+        v = tf.Variable(tf.ones([300, 300]))
+
+    @tf.function
+    def step() -> Any:
+        read = strategy.run(lambda: tf.gather(v, [3])[0, :2])
+        strategy.extended.update(v, lambda v: v.assign_add(tf.ones([300, 300])), group=False)
+        return read
+
+    results = [strategy.experimental_local_results(step()) for _ in range(STEPS)]
+    return results, components([v])
+
+
+@case
 def assignments_of_each_aggregation(strategy: Any) -> Any:
     kinds = ["SUM", "MEAN", "ONLY_FIRST_REPLICA", "NONE"]
     with strategy.scope():

@@ -1,6 +1,7 @@
 """`tf.distribute` programs, compiled: their strategies, whose replica functions are traced once for all replicas."""
 
+from autodist_py.distribute import towers
 from autodist_py.distribute.mirrored_strategy import MirroredStrategy
 from autodist_py.distribute.multi_worker_mirrored_strategy import MultiWorkerMirroredStrategy
 
-__all__ = ["MirroredStrategy", "MultiWorkerMirroredStrategy"]
+__all__ = ["MirroredStrategy", "MultiWorkerMirroredStrategy", "towers"]

@@ -101,7 +101,7 @@ class CompiledExtended(tf_adapter.MirroredExtended):
             return self._context.called_within(function, args, kwargs)
         if isinstance(function, tf_adapter.Function):
             return self._compiled(function)(*args, **kwargs)
-        if tf_adapter.runs_eagerly():
+        if not tf_adapter.is_in_function():  # A session may fetch one op of a replica; one op for all would run all.
             return super()._call_for_each_replica(function, args, kwargs)
         return self._called_once(tf_adapter.converted(function), args, kwargs)
 

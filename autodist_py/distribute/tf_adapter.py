@@ -7,9 +7,11 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
+from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
+    device_util,
     distribute_lib,
     distribute_utils,
     mirrored_strategy,
@@ -21,6 +23,7 @@ from tensorflow.python.framework import composite_tensor
 from tensorflow.python.ops import resource_variable_ops
 
 CollectiveAllReduceExtended = collective_all_reduce_strategy.CollectiveAllReduceExtended
+DatasetV1Adapter = dataset_ops.DatasetV1Adapter
 DistributedValues = values.DistributedValues
 DistributedVariable = values.DistributedVariable
 Function = polymorphic_function.Function
@@ -33,6 +36,17 @@ SyncOnReadVariable = values.SyncOnReadVariable
 reduce_non_distributed_value = cross_device_ops.reduce_non_distributed_value
 regroup = distribute_utils.regroup
 do_not_convert = tf.autograph.experimental.do_not_convert
+
+
+class Devices(values.DistributedValues):
+    """Several devices, as destinations of a value."""
+
+    def __init__(self, names: Sequence[str]):
+        super().__init__(names)
+
+    @property
+    def _devices(self) -> tuple[str, ...]:
+        return tuple(self._values)
 
 
 def cluster_resolver(rank: int) -> Any:
@@ -132,6 +146,44 @@ def runs_eagerly() -> bool:
     return context.executing_eagerly()
 
 
+def is_in_function() -> bool:
+    """Whether a function is traced: ops are neither run as they are made, nor fetched by a session one by one."""
+    return bool(tf.compat.v1.get_default_graph().building_function)
+
+
+def left_as_it_is(target: Any) -> Any:
+    """A function, or a class with its methods, that autograph calls as it is; it converts what these are given."""
+    for function in filter(callable, vars(target).values()) if isinstance(target, type) else [target]:
+        autograph.autograph_artifact(function)
+    return target
+
+
+def current_device() -> str:
+    """The whole name of the device that ops are put on."""
+    return str(device_util.current())
+
+
+def is_default(strategy: Any) -> bool:
+    """Whether `strategy` is that of no scope."""
+    return strategy is distribute_lib._get_default_strategy()
+
+
+def is_of_several_workers(strategy: Any) -> bool:
+    """Whether replicas of `strategy` are on several machines, or may be."""
+    return bool(strategy.extended._in_multi_worker_mode())
+
+
 def as_value(leaf: Any) -> Any:
     """`leaf`, a tensor, a variable or a number, as what ops read: IndexedSlices and other composites as they are."""
     return leaf if isinstance(leaf, tf.IndexedSlices) else tf.convert_to_tensor(leaf)
+
+
+def device_named(name: str) -> str:
+    """The whole name of a device."""
+    return str(device_util.canonicalize_without_job_and_task(name))
+
+
+def device_of(value: Any) -> str | None:
+    """The whole name of the device of `value`; None: of none in particular."""
+    name = getattr(value, "device", None)
+    return device_named(name) if name else None

@@ -74,6 +74,19 @@ closing()
     assert "that it does not receive. Give it the value" in text
 
 
+def test_the_tower_api_is_that_of_one_machine(tmp_path: Path) -> None:
+    body = """
+from autodist_py.distribute import towers
+step()
+with strategy.scope():
+    towers.get_distribution_strategy()
+"""
+    text = printed(tmp_path, body)
+
+    assert "the tower API is that of the devices of one machine; received" in text
+    assert "exit 0" not in text
+
+
 def test_a_strategy_may_be_made_in_the_scope_of_another(tmp_path: Path) -> None:
     body = """
 with strategy.scope():

@@ -15,9 +15,16 @@ import tensorflow as tf
 from tensorflow.python.distribute import collective_all_reduce_strategy
 
 from tests.support import distribute_branches, distribute_training, distribute_variables
-from tests.support.distribute_cases import CASES, OURS
+from tests.support.distribute_cases import CASES, OURS, Case
 
 assert distribute_branches and distribute_training and distribute_variables  # They add their cases.
+
+
+TOWER_MODULES = {
+    "towers": ("programs", "sessions", "localities"),
+    "tower-references": ("references", "session_references"),
+}
+"""The modules that have the programs of a kind of strategy, where it is one of towers or is compared with it."""
 
 
 class _TheirExtended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
@@ -46,13 +53,23 @@ class _TheirWorkers(tf.distribute.MultiWorkerMirroredStrategy):
 
 def made(kind: str, replicas: int) -> Any:
     devices = [f"/cpu:{index}" for index in range(replicas)]
-    if kind == "tensorflow":
+    if kind in ("tensorflow", "tower-references"):
         return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
     if kind == "tensorflow-workers":
         _TheirExtended.num_local = replicas
         return _TheirWorkers()
     ours = importlib.import_module("autodist_py.distribute")
+    if kind == "towers":
+        return ours.towers.MirroredStrategy(devices)
     return ours.MultiWorkerMirroredStrategy() if kind == "ours-workers" else ours.MirroredStrategy(devices)
+
+
+def programs(kind: str) -> dict[str, Case]:
+    """The programs of a kind of strategy, by name."""
+    modules = [importlib.import_module(f"tests.support.tower_{name}") for name in TOWER_MODULES.get(kind, ())]
+    if modules:
+        return {name: one for module in modules for name, one in getattr(module, "PROGRAMS", {}).items()}
+    return CASES | (OURS if kind == "ours" else {})
 
 
 def as_arrays(value: Any) -> list[np.ndarray]:
@@ -63,7 +80,7 @@ def main(kind: str, replicas: int, folder: str, only: list[str]) -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     if kind != "ours-workers":
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
-    for name, function in (CASES | (OURS if kind == "ours" else {})).items():
+    for name, function in programs(kind).items():
         if only and name not in only:
             continue
         strategy = made(kind, replicas)

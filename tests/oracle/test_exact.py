@@ -386,6 +386,12 @@ def a_sum_of_columns(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mas
     return 20.0 / rows * tf.reduce_sum(tf.square(logits - 1.0)) - 0.1 * tf.nn.l2_loss(model.kernel), ()
 
 
+def a_sum_over_centres(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
+    nearness = tf.tanh(tf.tensordot(model.kernel, x, [[0], [-1]]) + model.bias[:, tf.newaxis])
+    turned = tf.transpose(tf.tensordot(tf.eye(CLASSES, dtype=tf.float64), tf.cumsum(x)[:, :CLASSES], [[0], [-1]]))
+    return 0.1 * tf.reduce_sum(nearness**2 * w) + tf.nn.l2_loss(model.kernel), turned
+
+
 def an_unseen_sum_by_the_number_of_rows(model: Model, x: tf.Tensor, y: tf.Tensor, w: tf.Tensor, mask: tf.Tensor) -> Any:
     rows = tf.cast(tf.shape(x)[0], tf.float64)
     return 0.1 / rows * tf.reduce_sum(spectrum(model.losses(x, y)[1])), ()
@@ -482,6 +488,7 @@ CASES = [
     a_sum_over_places_of_sequences,
     a_write_of_what_is_equal_everywhere,
     a_sum_of_columns,
+    a_sum_over_centres,
     an_unseen_sum_by_the_number_of_rows,
     unseen_terms_that_metrics_read,
     encoded_numbers_and_a_softmax,

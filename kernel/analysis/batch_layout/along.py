@@ -33,6 +33,7 @@ class Along:
         others: whether there are entries beside those of examples.
         uneven: whether an entry may be made of several examples, or of none, or stand beside one of another example.
         unset: whether it is a list of which no element has been set.
+        before: of a shape, the sizes that stand before the number of examples; None: they are not known.
     """
 
     axes: frozenset[int] = frozenset()
@@ -47,6 +48,7 @@ class Along:
     others: bool = False
     uneven: bool = False
     unset: bool = False
+    before: tuple[int, ...] | None = None
 
     @property
     def is_same(self) -> bool:

@@ -20,6 +20,7 @@ from autodist_py.kernel.analysis.batch_layout.layouts import (
 )
 from autodist_py.kernel.analysis.batch_layout.lists import LISTS, along_lists
 from autodist_py.kernel.analysis.batch_layout.parts import PARTS, part_of
+from autodist_py.kernel.analysis.batch_layout.sizes import SIZED, along_sizes
 
 _REDUCES = frozenset({"Mean", "StridedSlice", "Sum"})
 """Op types that make a sum, or mean, over examples of several such."""
@@ -58,6 +59,8 @@ def followed(operands: Operands, reads: Sequence[Known], symbol: tf.Tensor) -> K
     whole = own[operands.node.op == "Split"]
     if operands.node.op in PARTS and whole is not None and (part := part_of(operands, whole)) is not None:
         return Known(_layout(part, symbol), part)
+    if operands.node.op in SIZED and (sized := along_sizes(operands, own)) is not None:
+        return Known(_layout(sized, symbol), sized)
     found = along(operands, own)
     if not isinstance(found, Along):
         return UNKNOWN

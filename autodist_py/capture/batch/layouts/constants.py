@@ -40,6 +40,10 @@ class Constants:
             return self._size(node)
         if node.op == "Slice":
             return self._sizes(node)
+        if node.op == "GatherV2":
+            return self._gathered(node)
+        if node.op == "Prod":
+            return self._product(node)
         if node.op == "Rank":
             rank = self._tensor_of(node.input[0]).shape.rank
             return None if rank is None else np.array(rank, np.int32)
@@ -69,6 +73,25 @@ class Constants:
         if shape.rank is None or not -shape.rank <= index < shape.rank or shape[index] is None:
             return None
         return np.array(shape[index], tf.as_dtype(source.attr["out_type"].type).as_numpy_dtype)
+
+    def _gathered(self, node: tf.compat.v1.NodeDef) -> np.ndarray | None:
+        """Static dimensions, taken from a shape: `tf.gather(tf.shape(x), [i, j])`."""
+        source, places = self._graph.nodes[op_of(node.input[0])], self.value(node.input[1])
+        if source.op != "Shape" or places is None:
+            return None
+        shape = self._tensor_of(source.input[0]).shape
+        if shape.rank is None or not all(0 <= place < shape.rank for place in places.flat):
+            return None
+        known = [shape[place] for place in places.flat]
+        if None in known:
+            return None
+        return np.array(known, tf.as_dtype(source.attr["out_type"].type).as_numpy_dtype).reshape(places.shape)
+
+    def _product(self, node: tf.compat.v1.NodeDef) -> np.ndarray | None:
+        """The product of sizes."""
+        sizes = self.value(node.input[0])
+        is_vector = sizes is not None and sizes.ndim == 1 and not node.attr["keep_dims"].b
+        return np.asarray(np.prod(sizes, dtype=sizes.dtype)) if sizes is not None and is_vector else None
 
     def _sizes(self, node: tf.compat.v1.NodeDef) -> np.ndarray | None:
         """Static dimensions, taken from a shape: `tf.slice(tf.shape(x), [i], [n])`."""

@@ -1,0 +1,109 @@
+"""Losses and results that are reshaped to sizes of the batch, which need not stand first, as `tf.tensordot` does."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist_py.capture.inexact import inexact
+from autodist_py.proto.graph_item import GraphItem
+from autodist_py.testing import assert_equivalent
+from tests.support.capture_steps import capture
+
+RNG = np.random.default_rng(0)
+KERNEL = RNG.normal(size=(4, 6))
+BATCHES = [(RNG.normal(size=(size, 4)), RNG.normal(size=size)) for size in (6, 5, 4)]
+
+Loss = Callable[[tf.Tensor, tf.Tensor, tf.Variable], Any]
+"""Of features, a number for each example, and the weights: the loss, and maybe a result."""
+
+
+def step_of(loss_of: Loss) -> Callable[..., Any]:
+    weight = tf.Variable(KERNEL, name="weight")
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            found = loss_of(x, y, weight)
+            loss, result = found if isinstance(found, tuple) else (found, ())
+        weight.assign_sub(0.01 * tape.gradient(loss, weight))
+        return loss, result
+
+    return step
+
+
+def item_of(loss_of: Loss) -> GraphItem:
+    return capture(step_of(loss_of), *map(tf.constant, BATCHES[0])).item
+
+
+def rows(x: tf.Tensor) -> tf.Tensor:
+    return tf.shape(x)[0]
+
+
+def twice(x: tf.Tensor) -> tf.Tensor:
+    """Two vectors of each example."""
+    return tf.stack([x, x**2], axis=1)
+
+
+def to(value: tf.Tensor, *sizes: Any) -> tf.Tensor:
+    return tf.reshape(value, tf.stack(sizes))
+
+
+def kernel(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    """How near each example is to each of six centres, as Gaussian processes have it: a row for each centre."""
+    centres = tf.transpose(w)
+    squares = tf.reduce_sum(centres**2, 1)[:, tf.newaxis] + tf.reduce_sum(x**2, 1)
+    return tf.exp(tf.tensordot(centres, x, [[-1], [-1]]) - 0.5 * squares)
+
+
+SEEN = {
+    "weights and rows": ("sum", lambda x, y, w: tf.reduce_sum((tf.tensordot(w, x, [[0], [-1]]) - y) ** 2)),
+    "weights and rows of two vectors": (
+        "mean",
+        lambda x, y, w: tf.reduce_mean(tf.tensordot(w, twice(x), [[0], [-1]]) ** 2),
+    ),
+    "rows for each centre": ("sum", lambda x, y, w: tf.reduce_sum((tf.reduce_sum(kernel(x, w), 0) - y) ** 2)),
+    "turned, in two parts": ("sum", lambda x, y, w: tf.reduce_sum(to(tf.transpose(x @ w), 2, 3, rows(x)) ** 2)),
+    "behind a one": ("mean", lambda x, y, w: tf.reduce_mean(to(x @ w, 1, rows(x), 6) ** 2)),
+    "from behind a one": ("sum", lambda x, y, w: tf.reduce_sum(to((x @ w)[tf.newaxis], rows(x), 6) ** 2)),
+    "with a row for each": (
+        "sum",
+        lambda x, y, w: (tf.reduce_sum((x @ w) ** 2), tf.transpose(tf.tensordot(w, twice(x), [[0], [-1]]), [1, 2, 0])),
+    ),
+    "with running sums": (
+        "sum",
+        lambda x, y, w: (
+            tf.reduce_sum((x @ w) ** 2),
+            tf.reshape(tf.cumsum(x), tf.concat([tf.shape(x), [1]], 0)),
+        ),
+    ),
+    "with running sums of numbers": (
+        "sum",
+        lambda x, y, w: (tf.reduce_sum((x @ w) ** 2), tf.reshape(tf.cumsum(y), tf.shape(y)[:1])),
+    ),
+}
+
+
+@pytest.mark.turns(1)
+@pytest.mark.parametrize(("reduction", "loss_of"), SEEN.values(), ids=SEEN.keys())
+def test_examples_are_followed_to_where_a_shape_puts_them(reduction: str, loss_of: Loss) -> None:
+    item = item_of(loss_of)
+    assert [one.reduction for one in item.gradients] == [reduction]
+    assert not list(inexact(item))
+    assert_equivalent(step_of(loss_of), BATCHES, replicas=3)
+
+
+MIXED = {
+    "two of a row, of several examples": lambda x, y, w: to(tf.transpose(x @ w), 3, rows(x), 2),
+    "rows of a turned value": lambda x, y, w: to(tf.transpose(x @ w), rows(x), 6),
+    "parts behind the examples": lambda x, y, w: to(x @ w, 2, rows(x), 3),
+}
+
+
+@pytest.mark.turns(1)
+@pytest.mark.parametrize("reshaped", MIXED.values(), ids=MIXED.keys())
+def test_a_shape_that_puts_several_examples_into_one_row_is_told_of(reshaped: Loss) -> None:
+    item = item_of(lambda x, y, w: tf.reduce_sum(tf.reduce_sum(reshaped(x, y, w), -1) ** 2))
+    assert [one.reduction for one in item.gradients] == [""]
+    assert any("keep examples apart" in said for said in inexact(item))

@@ -45,7 +45,7 @@ from autodist_py.proto.errors import AutoDistError, CaptureError, ClusterError, 
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy
 from autodist_py.saving.chief_writes import ChiefWrites
-from autodist_py.servers.update_rules import FirstToArrive
+from autodist_py.servers.update_rules import FirstToArrive, Tokens
 from autodist_py.strategy_builders.base import StrategyBuilder, resolve_builder
 from autodist_py.tf_adapter import sharded
 
@@ -297,14 +297,18 @@ class AutoDist:
                 stack.enter_context(captured.recording())
             yield self
 
-    def create_distributed_session(self) -> DistributedSession:
+    def create_distributed_session(self, *, hooked: bool = False) -> DistributedSession:
         """A session over the graph that was built in `scope()`, with the interface of `tf.compat.v1.Session`.
+
+        Args:
+            hooked: workers may fetch other tensors beside a step, as hooks do: they agree on them in each step. It is
+                what `autodist_py.distribute.SessionCreator` asks for.
 
         Raises:
             CaptureError: no graph was built in `scope()`; or there is an open session already.
         """
         self._require_open("create_distributed_session")
-        return self._graph_mode.session(self._mode)
+        return self._graph_mode.session(self._mode, hooked=hooked)
 
     @checked("step", error=CaptureError)
     def build_strategy(self, step: DistributedFunction | None = None, *args: Any, **kwargs: Any) -> Strategy:
@@ -362,7 +366,7 @@ class AutoDist:
             dropped.update(rule.dropped)
         return dict(dropped)
 
-    def _backup_rules(self) -> list[FirstToArrive]:
+    def _backup_rules(self) -> list[FirstToArrive | Tokens]:
         self._require_open("accepted_gradients")
         rules = self._compiler.parameter_servers.backup_rules
         if not rules:

@@ -232,7 +232,8 @@ def _check_combined(program: Program, changed: Sequence[tf.compat.v1.NodeDef]) -
         (f"the gradient of '{one.variable}'", tensor) for one in program.item.gradients for tensor in one.tensors
     ]
     recorded += [("a statistic", one.tensor) for one in program.item.statistics if one.reduction != "same"]
-    added = {tensor for one in program.item.gradients if one.reduction == "add" for tensor in one.tensors}
+    whatever = [one for one in program.item.gradients if one.reduction in ("add", "average")]
+    added = {tensor for one in whatever for tensor in one.tensors}
     added |= {one.tensor for one in program.item.statistics if one.reduction == "add"}
     parts = {one.tensor for one in program.item.statistics if one.reduction == "part"}
     for what, tensor in recorded:

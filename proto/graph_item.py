@@ -16,7 +16,7 @@ from google.protobuf.any_pb2 import Any
 from autodist_py.proto import graphitem_pb2 as pb
 from autodist_py.proto import wire
 from autodist_py.proto.arguments import check_fields, checked
-from autodist_py.proto.checks import require_member, require_unique
+from autodist_py.proto.checks import require_member, require_not_negative, require_unique
 from autodist_py.proto.dtypes import ITEM_SIZES
 from autodist_py.proto.errors import GraphItemError
 from autodist_py.proto.text import count, known_names, short, table
@@ -24,7 +24,7 @@ from autodist_py.proto.text import count, known_names, short, table
 AGGREGATIONS = ("NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA")
 INPUT_KINDS = ("feed", "state", "part")
 LOSS_REDUCTIONS = ("mean", "sum")
-GRADIENT_REDUCTIONS = ("", *LOSS_REDUCTIONS, "add")
+GRADIENT_REDUCTIONS = ("", *LOSS_REDUCTIONS, "add", "average")
 OUTPUT_REDUCTIONS = ("", *LOSS_REDUCTIONS, "rows", "same")
 INDICES = ("", "distinct", "same")
 STATISTIC_REDUCTIONS = ("sum", "mean", "add", "rows", "share", "same", "part")
@@ -79,7 +79,8 @@ class Gradient:
     """The raw gradient of a variable: one tensor name (dense), or indices, values and dense shape (sparse).
 
     `reduction` is how the loss that it is of combines examples, "mean" or "sum"; "": not known. "add": it is not of
-    examples; replicas' values are added up, each as it is, as `tf.distribute.ReduceOp.SUM` does.
+    examples; replicas' values are added up, each as it is, as `tf.distribute.ReduceOp.SUM` does. "average": each counts
+    once among those that an update is made of, whatever its examples.
     `indices` says what the indices of a sparse one are for the whole batch: "", the replicas' one after the other;
     "distinct", likewise, but each once; "same", those of each replica, so values are added up. Of the last, `rows` is
     how many there are; None: that depends on the batch.
@@ -226,6 +227,8 @@ class GraphItem:
             regularizer's) cannot be told apart from the others, so that they count once per replica.
         normalizing_ops: names of the ops of batch normalization, which are computed of each replica's own examples.
         mixtures: of each loss that mixes examples for certain, what it is, by which ops and lines, in words.
+        replicas_to_aggregate: how many gradients an update waits for, as the program says; 0: the strategy says it.
+        first_tokens: with that, how many tokens for workers there are at the start.
 
     Raises:
         GraphItemError: parts contradict each other.
@@ -245,12 +248,22 @@ class GraphItem:
     inseparable_ops: tuple[str, ...] = ()
     normalizing_ops: tuple[str, ...] = ()
     mixtures: tuple[str, ...] = ()
+    replicas_to_aggregate: int = 0
+    first_tokens: int = 0
     _by_name: Mapping[str, Variable] = field(init=False, repr=False, compare=False)
     _gradients_of: Mapping[str, tuple[Gradient, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_fields(self, error=GraphItemError)
         require_member(self.loss_reduction, LOSS_REDUCTIONS, "loss_reduction", error=GraphItemError)
+        for name in ("replicas_to_aggregate", "first_tokens"):
+            require_not_negative(getattr(self, name), name, error=GraphItemError)
+        averaged = [one.reduction == "average" for one in self.gradients]
+        if any(averaged) and not (all(averaged) and self.replicas_to_aggregate):
+            raise GraphItemError(
+                "gradients are averaged over those that an update waits for, all or none; got reductions "
+                f"{[one.reduction for one in self.gradients]}, replicas_to_aggregate={self.replicas_to_aggregate}"
+            )
         _require_unique((variable.name for variable in self.variables), "variable")
         _require_unique((one.name for one in self.inputs), "input")
         _require_unique((one.tensor for one in self.statistics), "statistic")
@@ -311,7 +324,7 @@ class GraphItem:
     def weighting_of(self, gradient: Gradient) -> str:
         """How replicas' gradients are added: "mean", each times its share; "sum", or "parts" of a mean, as they are.
 
-        "add": as they are, also those of replicas without examples.
+        "add", and "average", whose sum is divided then: as they are, also those of replicas without examples.
         """
         return "parts" if gradient.in_parts else self.reduction_of(gradient)
 
@@ -332,6 +345,8 @@ class GraphItem:
             inseparable_ops=self.inseparable_ops,
             normalizing_ops=self.normalizing_ops,
             mixtures=self.mixtures,
+            replicas_to_aggregate=self.replicas_to_aggregate,
+            first_tokens=self.first_tokens,
         )
         message.variables.extend(
             pb.GraphItem.VariableInfo(
@@ -441,6 +456,8 @@ class GraphItem:
             inseparable_ops=tuple(message.inseparable_ops),
             normalizing_ops=tuple(message.normalizing_ops),
             mixtures=tuple(message.mixtures),
+            replicas_to_aggregate=message.replicas_to_aggregate,
+            first_tokens=message.first_tokens,
         )
 
     @checked("path", error=GraphItemError)

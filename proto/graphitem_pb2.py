@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!autodist_py/proto/graphitem.proto\x12\x0e\x61utodist.proto\x1a\x19google/protobuf/any.proto\"\xc6\x0b\n\tGraphItem\x12\'\n\tgraph_def\x18\x01 \x01(\x0b\x32\x14.google.protobuf.Any\x12I\n\x11grad_target_pairs\x18\x02 \x03(\x0b\x32..autodist.proto.GraphItem.GradTargetPairsEntry\x12,\n\x04info\x18\x03 \x01(\x0b\x32\x1e.autodist.proto.GraphItem.Info\x12\x39\n\tvariables\x18\x64 \x03(\x0b\x32&.autodist.proto.GraphItem.VariableInfo\x12\x35\n\tgradients\x18\x65 \x03(\x0b\x32\".autodist.proto.GraphItem.Gradient\x12/\n\x06inputs\x18\x66 \x03(\x0b\x32\x1f.autodist.proto.GraphItem.Input\x12\x31\n\x07outputs\x18g \x03(\x0b\x32 .autodist.proto.GraphItem.Output\x12\x0f\n\x07run_ops\x18h \x03(\t\x12\x16\n\x0eloss_reduction\x18i \x01(\t\x12\x37\n\nstatistics\x18j \x03(\x0b\x32#.autodist.proto.GraphItem.Statistic\x12\x11\n\tlocal_ops\x18k \x03(\t\x12\x17\n\x0finseparable_ops\x18l \x03(\t\x12\x17\n\x0fnormalizing_ops\x18m \x03(\t\x12\x10\n\x08mixtures\x18n \x03(\t\x1a\x36\n\x14GradTargetPairsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1aq\n\x04Info\x12\'\n\tvariables\x18\x01 \x03(\x0b\x32\x14.google.protobuf.Any\x12\x1a\n\x12table_initializers\x18\x02 \x03(\t\x12$\n\x06savers\x18\x03 \x03(\x0b\x32\x14.google.protobuf.Any\x1a\x8b\x01\n\x0cVariableInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x11\n\ttrainable\x18\x04 \x01(\x08\x12\x13\n\x0b\x61ggregation\x18\x05 \x01(\t\x12\x12\n\nupdate_ops\x18\x06 \x03(\t\x12\x13\n\x0bper_replica\x18\x07 \x01(\x08\x1a\x7f\n\x08Gradient\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x0f\n\x07tensors\x18\x02 \x03(\t\x12\x11\n\treduction\x18\x03 \x01(\t\x12\x0f\n\x07indices\x18\x04 \x01(\t\x12\x11\n\x04rows\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x10\n\x08in_parts\x18\x06 \x01(\x08\x42\x07\n\x05_rows\x1a\'\n\tDimension\x12\x11\n\x04size\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\x07\n\x05_size\x1a@\n\x05Shape\x12\x37\n\ndimensions\x18\x01 \x03(\x0b\x32#.autodist.proto.GraphItem.Dimension\x1as\n\x05Input\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12.\n\x05shape\x18\x03 \x01(\x0b\x32\x1f.autodist.proto.GraphItem.Shape\x12\x0f\n\x07\x62\x61tched\x18\x04 \x01(\x08\x12\x0c\n\x04kind\x18\x05 \x01(\t\x1a\x7f\n\x06Output\x12\x0e\n\x06tensor\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12.\n\x05shape\x18\x03 \x01(\x0b\x32\x1f.autodist.proto.GraphItem.Shape\x12\x11\n\treduction\x18\x04 \x01(\t\x12\x13\n\x0bper_replica\x18\x05 \x01(\x08\x1am\n\tStatistic\x12\x0e\n\x06tensor\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12.\n\x05shape\x18\x03 \x01(\x0b\x32\x1f.autodist.proto.GraphItem.Shape\x12\x11\n\treduction\x18\x04 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!autodist_py/proto/graphitem.proto\x12\x0e\x61utodist.proto\x1a\x19google/protobuf/any.proto\"\xfb\x0b\n\tGraphItem\x12\'\n\tgraph_def\x18\x01 \x01(\x0b\x32\x14.google.protobuf.Any\x12I\n\x11grad_target_pairs\x18\x02 \x03(\x0b\x32..autodist.proto.GraphItem.GradTargetPairsEntry\x12,\n\x04info\x18\x03 \x01(\x0b\x32\x1e.autodist.proto.GraphItem.Info\x12\x39\n\tvariables\x18\x64 \x03(\x0b\x32&.autodist.proto.GraphItem.VariableInfo\x12\x35\n\tgradients\x18\x65 \x03(\x0b\x32\".autodist.proto.GraphItem.Gradient\x12/\n\x06inputs\x18\x66 \x03(\x0b\x32\x1f.autodist.proto.GraphItem.Input\x12\x31\n\x07outputs\x18g \x03(\x0b\x32 .autodist.proto.GraphItem.Output\x12\x0f\n\x07run_ops\x18h \x03(\t\x12\x16\n\x0eloss_reduction\x18i \x01(\t\x12\x37\n\nstatistics\x18j \x03(\x0b\x32#.autodist.proto.GraphItem.Statistic\x12\x11\n\tlocal_ops\x18k \x03(\t\x12\x17\n\x0finseparable_ops\x18l \x03(\t\x12\x17\n\x0fnormalizing_ops\x18m \x03(\t\x12\x10\n\x08mixtures\x18n \x03(\t\x12\x1d\n\x15replicas_to_aggregate\x18o \x01(\x05\x12\x14\n\x0c\x66irst_tokens\x18p \x01(\x05\x1a\x36\n\x14GradTargetPairsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1aq\n\x04Info\x12\'\n\tvariables\x18\x01 \x03(\x0b\x32\x14.google.protobuf.Any\x12\x1a\n\x12table_initializers\x18\x02 \x03(\t\x12$\n\x06savers\x18\x03 \x03(\x0b\x32\x14.google.protobuf.Any\x1a\x8b\x01\n\x0cVariableInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x11\n\ttrainable\x18\x04 \x01(\x08\x12\x13\n\x0b\x61ggregation\x18\x05 \x01(\t\x12\x12\n\nupdate_ops\x18\x06 \x03(\t\x12\x13\n\x0bper_replica\x18\x07 \x01(\x08\x1a\x7f\n\x08Gradient\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x0f\n\x07tensors\x18\x02 \x03(\t\x12\x11\n\treduction\x18\x03 \x01(\t\x12\x0f\n\x07indices\x18\x04 \x01(\t\x12\x11\n\x04rows\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x10\n\x08in_parts\x18\x06 \x01(\x08\x42\x07\n\x05_rows\x1a\'\n\tDimension\x12\x11\n\x04size\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\x07\n\x05_size\x1a@\n\x05Shape\x12\x37\n\ndimensions\x18\x01 \x03(\x0b\x32#.autodist.proto.GraphItem.Dimension\x1as\n\x05Input\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12.\n\x05shape\x18\x03 \x01(\x0b\x32\x1f.autodist.proto.GraphItem.Shape\x12\x0f\n\x07\x62\x61tched\x18\x04 \x01(\x08\x12\x0c\n\x04kind\x18\x05 \x01(\t\x1a\x7f\n\x06Output\x12\x0e\n\x06tensor\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12.\n\x05shape\x18\x03 \x01(\x0b\x32\x1f.autodist.proto.GraphItem.Shape\x12\x11\n\treduction\x18\x04 \x01(\t\x12\x13\n\x0bper_replica\x18\x05 \x01(\x08\x1am\n\tStatistic\x12\x0e\n\x06tensor\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12.\n\x05shape\x18\x03 \x01(\x0b\x32\x1f.autodist.proto.GraphItem.Shape\x12\x11\n\treduction\x18\x04 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,23 +35,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GRAPHITEM_GRADTARGETPAIRSENTRY']._loaded_options = None
   _globals['_GRAPHITEM_GRADTARGETPAIRSENTRY']._serialized_options = b'8\001'
   _globals['_GRAPHITEM']._serialized_start=81
-  _globals['_GRAPHITEM']._serialized_end=1559
-  _globals['_GRAPHITEM_GRADTARGETPAIRSENTRY']._serialized_start=655
-  _globals['_GRAPHITEM_GRADTARGETPAIRSENTRY']._serialized_end=709
-  _globals['_GRAPHITEM_INFO']._serialized_start=711
-  _globals['_GRAPHITEM_INFO']._serialized_end=824
-  _globals['_GRAPHITEM_VARIABLEINFO']._serialized_start=827
-  _globals['_GRAPHITEM_VARIABLEINFO']._serialized_end=966
-  _globals['_GRAPHITEM_GRADIENT']._serialized_start=968
-  _globals['_GRAPHITEM_GRADIENT']._serialized_end=1095
-  _globals['_GRAPHITEM_DIMENSION']._serialized_start=1097
-  _globals['_GRAPHITEM_DIMENSION']._serialized_end=1136
-  _globals['_GRAPHITEM_SHAPE']._serialized_start=1138
-  _globals['_GRAPHITEM_SHAPE']._serialized_end=1202
-  _globals['_GRAPHITEM_INPUT']._serialized_start=1204
-  _globals['_GRAPHITEM_INPUT']._serialized_end=1319
-  _globals['_GRAPHITEM_OUTPUT']._serialized_start=1321
-  _globals['_GRAPHITEM_OUTPUT']._serialized_end=1448
-  _globals['_GRAPHITEM_STATISTIC']._serialized_start=1450
-  _globals['_GRAPHITEM_STATISTIC']._serialized_end=1559
+  _globals['_GRAPHITEM']._serialized_end=1612
+  _globals['_GRAPHITEM_GRADTARGETPAIRSENTRY']._serialized_start=708
+  _globals['_GRAPHITEM_GRADTARGETPAIRSENTRY']._serialized_end=762
+  _globals['_GRAPHITEM_INFO']._serialized_start=764
+  _globals['_GRAPHITEM_INFO']._serialized_end=877
+  _globals['_GRAPHITEM_VARIABLEINFO']._serialized_start=880
+  _globals['_GRAPHITEM_VARIABLEINFO']._serialized_end=1019
+  _globals['_GRAPHITEM_GRADIENT']._serialized_start=1021
+  _globals['_GRAPHITEM_GRADIENT']._serialized_end=1148
+  _globals['_GRAPHITEM_DIMENSION']._serialized_start=1150
+  _globals['_GRAPHITEM_DIMENSION']._serialized_end=1189
+  _globals['_GRAPHITEM_SHAPE']._serialized_start=1191
+  _globals['_GRAPHITEM_SHAPE']._serialized_end=1255
+  _globals['_GRAPHITEM_INPUT']._serialized_start=1257
+  _globals['_GRAPHITEM_INPUT']._serialized_end=1372
+  _globals['_GRAPHITEM_OUTPUT']._serialized_start=1374
+  _globals['_GRAPHITEM_OUTPUT']._serialized_end=1501
+  _globals['_GRAPHITEM_STATISTIC']._serialized_start=1503
+  _globals['_GRAPHITEM_STATISTIC']._serialized_end=1612
 # @@protoc_insertion_point(module_scope)

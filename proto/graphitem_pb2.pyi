@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GraphItem(_message.Message):
-    __slots__ = ("graph_def", "grad_target_pairs", "info", "variables", "gradients", "inputs", "outputs", "run_ops", "loss_reduction", "statistics", "local_ops", "inseparable_ops", "normalizing_ops", "mixtures")
+    __slots__ = ("graph_def", "grad_target_pairs", "info", "variables", "gradients", "inputs", "outputs", "run_ops", "loss_reduction", "statistics", "local_ops", "inseparable_ops", "normalizing_ops", "mixtures", "replicas_to_aggregate", "first_tokens")
     class GradTargetPairsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,8 @@ class GraphItem(_message.Message):
     INSEPARABLE_OPS_FIELD_NUMBER: _ClassVar[int]
     NORMALIZING_OPS_FIELD_NUMBER: _ClassVar[int]
     MIXTURES_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_TO_AGGREGATE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     graph_def: _any_pb2.Any
     grad_target_pairs: _containers.ScalarMap[str, str]
     info: GraphItem.Info
@@ -132,4 +134,6 @@ class GraphItem(_message.Message):
     inseparable_ops: _containers.RepeatedScalarFieldContainer[str]
     normalizing_ops: _containers.RepeatedScalarFieldContainer[str]
     mixtures: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, graph_def: _Optional[_Union[_any_pb2.Any, _Mapping]] = ..., grad_target_pairs: _Optional[_Mapping[str, str]] = ..., info: _Optional[_Union[GraphItem.Info, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[GraphItem.VariableInfo, _Mapping]]] = ..., gradients: _Optional[_Iterable[_Union[GraphItem.Gradient, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[GraphItem.Input, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[GraphItem.Output, _Mapping]]] = ..., run_ops: _Optional[_Iterable[str]] = ..., loss_reduction: _Optional[str] = ..., statistics: _Optional[_Iterable[_Union[GraphItem.Statistic, _Mapping]]] = ..., local_ops: _Optional[_Iterable[str]] = ..., inseparable_ops: _Optional[_Iterable[str]] = ..., normalizing_ops: _Optional[_Iterable[str]] = ..., mixtures: _Optional[_Iterable[str]] = ...) -> None: ...
+    replicas_to_aggregate: int
+    first_tokens: int
+    def __init__(self, graph_def: _Optional[_Union[_any_pb2.Any, _Mapping]] = ..., grad_target_pairs: _Optional[_Mapping[str, str]] = ..., info: _Optional[_Union[GraphItem.Info, _Mapping]] = ..., variables: _Optional[_Iterable[_Union[GraphItem.VariableInfo, _Mapping]]] = ..., gradients: _Optional[_Iterable[_Union[GraphItem.Gradient, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[GraphItem.Input, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[GraphItem.Output, _Mapping]]] = ..., run_ops: _Optional[_Iterable[str]] = ..., loss_reduction: _Optional[str] = ..., statistics: _Optional[_Iterable[_Union[GraphItem.Statistic, _Mapping]]] = ..., local_ops: _Optional[_Iterable[str]] = ..., inseparable_ops: _Optional[_Iterable[str]] = ..., normalizing_ops: _Optional[_Iterable[str]] = ..., mixtures: _Optional[_Iterable[str]] = ..., replicas_to_aggregate: _Optional[int] = ..., first_tokens: _Optional[int] = ...) -> None: ...

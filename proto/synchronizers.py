@@ -34,11 +34,13 @@ class Consistency:
         sync: whether an update waits for the gradients of several workers, or of all.
         staleness: how many steps a worker may have finished more than the slowest one.
         replicas_to_aggregate: how many workers' gradients an update waits for, 0 for those of all.
+        first_tokens: how many tokens for workers there are at the start; None: they take none.
     """
 
     sync: bool = True
     staleness: int = 0
     replicas_to_aggregate: int = 0
+    first_tokens: int | None = None
 
     @property
     def is_bsp(self) -> bool:
@@ -200,7 +202,7 @@ class PSSynchronizer:
     """The variable lives on a server, the reduction destination, such as `10.0.0.1:CPU:0`.
 
     `staleness` is the number of steps a worker may run ahead; `replicas_to_aggregate` the number of gradients an update
-    waits for, 0 for those of all workers.
+    waits for, 0 for those of all workers. With `first_tokens` workers take tokens, as in `update_rules.Tokens`.
     """
 
     reduction_destination: str
@@ -210,6 +212,7 @@ class PSSynchronizer:
     replicas_to_aggregate: int = 0
     compressor: _CompressorField = _CompressorField()
     group: int = 0
+    first_tokens: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, error=StrategyError, but=("compressor",))
@@ -218,11 +221,18 @@ class PSSynchronizer:
         object.__setattr__(self, "compressor", compressor_of(self.compressor, "compressor of a PS synchronizer"))
         for name in ("staleness", "replicas_to_aggregate", "group"):
             require_not_negative(getattr(self, name), f"{name} of a PS synchronizer", error=StrategyError)
+        if self.first_tokens is not None:
+            require_not_negative(self.first_tokens, "first_tokens of a PS synchronizer", error=StrategyError)
+            if not self.replicas_to_aggregate:
+                raise StrategyError(
+                    f"workers take tokens under replicas_to_aggregate; got first_tokens={self.first_tokens} and "
+                    "replicas_to_aggregate=0"
+                )
 
     @property
     def consistency(self) -> Consistency:
         """How far apart it lets workers be."""
-        return Consistency(self.sync, self.staleness, self.replicas_to_aggregate)
+        return Consistency(self.sync, self.staleness, self.replicas_to_aggregate, self.first_tokens)
 
     @property
     def servers(self) -> tuple[str, ...]:
@@ -274,6 +284,7 @@ class PSSynchronizer:
             compressor_name=name,
             compressor_arguments=arguments,
             group=self.group,
+            first_tokens=self.first_tokens,
         )
 
     @classmethod
@@ -287,6 +298,7 @@ class PSSynchronizer:
             replicas_to_aggregate=message.replicas_to_aggregate,
             compressor=_compressor(message, "a PS", is_own=is_own),
             group=message.group,
+            first_tokens=message.first_tokens if message.HasField("first_tokens") else None,
         )
 
     def __str__(self) -> str:

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PSSynchronizer(_message.Message):
-    __slots__ = ("reduction_destination", "local_replication", "sync", "staleness", "replicas_to_aggregate", "compressor", "group", "compressor_arguments", "compressor_name")
+    __slots__ = ("reduction_destination", "local_replication", "sync", "staleness", "replicas_to_aggregate", "compressor", "group", "compressor_arguments", "compressor_name", "first_tokens")
     REDUCTION_DESTINATION_FIELD_NUMBER: _ClassVar[int]
     LOCAL_REPLICATION_FIELD_NUMBER: _ClassVar[int]
     SYNC_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class PSSynchronizer(_message.Message):
     GROUP_FIELD_NUMBER: _ClassVar[int]
     COMPRESSOR_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     COMPRESSOR_NAME_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     reduction_destination: str
     local_replication: bool
     sync: bool
@@ -25,7 +26,8 @@ class PSSynchronizer(_message.Message):
     group: int
     compressor_arguments: str
     compressor_name: str
-    def __init__(self, reduction_destination: _Optional[str] = ..., local_replication: _Optional[bool] = ..., sync: _Optional[bool] = ..., staleness: _Optional[int] = ..., replicas_to_aggregate: _Optional[int] = ..., compressor: _Optional[int] = ..., group: _Optional[int] = ..., compressor_arguments: _Optional[str] = ..., compressor_name: _Optional[str] = ...) -> None: ...
+    first_tokens: int
+    def __init__(self, reduction_destination: _Optional[str] = ..., local_replication: _Optional[bool] = ..., sync: _Optional[bool] = ..., staleness: _Optional[int] = ..., replicas_to_aggregate: _Optional[int] = ..., compressor: _Optional[int] = ..., group: _Optional[int] = ..., compressor_arguments: _Optional[str] = ..., compressor_name: _Optional[str] = ..., first_tokens: _Optional[int] = ...) -> None: ...
 
 class AllReduceSynchronizer(_message.Message):
     __slots__ = ("spec", "compressor", "group", "bytes_per_pack", "compressor_arguments", "compressor_name", "timeout_seconds", "sparse_as_dense", "local")

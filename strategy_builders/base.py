@@ -14,6 +14,7 @@ from autodist_py.proto.plugins import Registry
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy
 from autodist_py.proto.text import shown
+from autodist_py.strategy_builders.aggregation import aggregating
 from autodist_py.strategy_builders.validation import validate_strategy
 
 DEFAULT = "AllReduce"
@@ -57,7 +58,7 @@ def build_strategy(builder: StrategyBuilder, item: GraphItem, resources: Resourc
     """
     name = type(builder).__name__
     try:
-        strategy = builder.build(item, resources)
+        strategy = aggregating(builder.build(item, resources), item, resources)
         validate_strategy(strategy, item, resources)
     except StrategyError as error:
         raise StrategyError(f"strategy builder {name}: {error}") from error

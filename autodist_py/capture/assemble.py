@@ -73,6 +73,40 @@ def assemble_marked(traced: TracedGraph, statistics: Iterable[Statistic]) -> Gra
     return replace(needed.item, gradients=needed.recorded, statistics=used)
 
 
+def assemble_averaged(
+    traced: TracedGraph, options: CaptureOptions, *, replicas_to_aggregate: int, first_tokens: int
+) -> GraphItem:
+    """The GraphItem of a program whose updates wait for `replicas_to_aggregate` gradients.
+
+    All else is each replica's own. A part of the graph that needs none of these gradients is as any other.
+
+    Raises:
+        CaptureError: a gradient that was computed beside trains, too; or an op has a name of the kernel's.
+    """
+    averaged = tuple(one for one in traced.gradients if one.reduction == "average")
+    needed = _needed(replace(traced, gradients=averaged))
+    beside = [one for one in traced.gradients if one.reduction != "average"]
+    markers = {op_of(tensor) for one in needed.recorded for tensor in one.tensors}
+    writers = {writer for names in needed.view.writes.values() for writer in names}
+    for gradient in beside:
+        own = {op_of(tensor) for tensor in gradient.tensors} & needed.view.nodes.keys()
+        if trained := writers & needed.view.dataflow_descendants(own, blocked=markers):
+            raise CaptureError(
+                f"the gradient of '{gradient.variable}' trains ('{min(trained)}') beside SyncReplicasOptimizer, whose "
+                "workers take their steps by themselves. Train every variable by the one optimizer, or by another "
+                "AutoDist"
+            )
+    if not needed.recorded:
+        return assemble(replace(traced, gradients=()), options)
+    return replace(
+        needed.item,
+        gradients=needed.recorded,
+        savers=tuple(traced.savers),
+        replicas_to_aggregate=replicas_to_aggregate,
+        first_tokens=first_tokens,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Needed:
     """What a traced program needs of its graph.

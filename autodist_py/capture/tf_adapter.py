@@ -149,6 +149,25 @@ def _graphs_around() -> Iterator[Any]:
         current = getattr(current, "outer_graph", None)
 
 
+_SCOPE = "_autodist_scope"
+
+
+@contextmanager
+def scope_noted(graph: tf.Graph, scope: Any) -> Iterator[None]:
+    """Within this context `current_scope` finds `scope` while ops are made in `graph`."""
+    before = getattr(graph, _SCOPE, None)
+    setattr(graph, _SCOPE, scope)
+    try:
+        yield
+    finally:
+        setattr(graph, _SCOPE, before)
+
+
+def current_scope() -> Any:
+    """What is noted of the graph in which ops are now made; None: nothing, or they are run eagerly."""
+    return None if tf.executing_eagerly() else getattr(tf.compat.v1.get_default_graph(), _SCOPE, None)
+
+
 def on_fetch(graph: tf.Graph, check: Callable[[str], None] | None) -> None:
     """From now on `check(name)` is called for each op of `graph` that sessions of TensorFlow's run; None: no more.
 

@@ -43,8 +43,8 @@ class GraphMode:
             )
         return self._scope
 
-    def session(self, mode: Mode) -> DistributedSession:
-        """A session over the captured graph, whose programs `mode` makes.
+    def session(self, mode: Mode, *, hooked: bool = False) -> DistributedSession:
+        """A session over the captured graph, whose programs `mode` makes; `hooked`: see DistributedSession.
 
         Raises:
             CaptureError: no graph was captured; or there is an open session already.
@@ -59,7 +59,8 @@ class GraphMode:
                 "this AutoDist has an open session already; close it first, or make another AutoDist for another graph"
             )
         with shapes_of_tensorflow_2():
-            self._session = DistributedSession(self._scope.graph, mode.session_programs(self._scope), self._kept)
+            programs = mode.session_programs(self._scope)
+            self._session = DistributedSession(self._scope.graph, programs, self._kept, hooked=hooked)
         return self._session
 
     def item(self) -> GraphItem:

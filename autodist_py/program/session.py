@@ -1,7 +1,7 @@
 """The session of graph mode: `tf.compat.v1.Session`'s interface over compiled programs, one per signature."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,7 +13,10 @@ from autodist_py.capture.doors.graph import Signature
 from autodist_py.program.kept_programs import Bound, KeptPrograms
 from autodist_py.program.session_programs import Program, SessionPrograms
 from autodist_py.proto.arguments import checked
-from autodist_py.proto.errors import SessionError
+from autodist_py.proto.errors import ClusterError, SessionError
+
+_SESSION_ENDS = (tf.errors.AbortedError, tf.errors.UnavailableError)
+"""By which a MonitoredSession takes its session for lost, and makes another by itself."""
 
 
 class DistributedSession(tf_adapter.SessionInterface):
@@ -23,10 +26,14 @@ class DistributedSession(tf_adapter.SessionInterface):
     predictions, a variable) is done by this worker alone, on the whole of what it is fed.
     """
 
-    def __init__(self, graph: tf.Graph, programs: SessionPrograms, kept: Bound):
-        """Run parts of `graph`, the user's, with what `programs` makes of them, of which so many are `kept`."""
+    def __init__(self, graph: tf.Graph, programs: SessionPrograms, kept: Bound, *, hooked: bool = False):
+        """Run parts of `graph`, the user's, with what `programs` makes of them, of which so many are `kept`.
+
+        One that is `hooked` runs a step with what the hooks of any worker fetch beside it.
+        """
         self._graph = graph
         self._source = programs
+        self._is_hooked = hooked
         self._programs = KeptPrograms[Signature, Program]("the session", kept)
         self.closed = False
 
@@ -49,12 +56,13 @@ class DistributedSession(tf_adapter.SessionInterface):
             fetches: what to run and return.
             feed_dict: values for tensors; those whose first dimension is unknown are batched, and shared out.
             options: `tf.compat.v1.RunOptions`; a timeout is refused.
-            run_metadata: filled with what TensorFlow collected about the run.
+            run_metadata: filled with what TensorFlow collected about the run, where `options` ask for a trace.
 
         Raises:
             SessionError: a feed or fetch that this session cannot serve, or one that needs a variable or a training
                 op that was added to the graph after the session was made (initializers and savers may be).
             WorkerFailedError: another worker failed; the message names it.
+            ClusterError: a hooked session cannot go on, and no worker can make another by itself.
         """
         self._require_usable(options)
         with tf_adapter.shapes_of_tensorflow_2():
@@ -72,14 +80,48 @@ class DistributedSession(tf_adapter.SessionInterface):
             fetches=tuple(dict.fromkeys(wanted)),
             targets=tuple(op.name for op in handler.targets()),
         )
-        program = self._programs.use(signature)
-        if program is None:
-            with tf_adapter.eagerly(), tf_adapter.shapes_of_tensorflow_2():
-                program = self._source.make(signature, list(feeds.values()))
-                self._programs.add(signature, program, program.goes_among)
-        with tf_adapter.eagerly(), tf_adapter.run_metadata(run_metadata):
-            values = dict(zip(signature.fetches, program.run(list(feeds.values())), strict=True))
+        is_traced = options is not None and options.trace_level != tf.compat.v1.RunOptions.NO_TRACE
+        with self._kept_by_monitors(), tf_adapter.run_metadata(run_metadata if is_traced else None):
+            values = self._values(signature, list(feeds.values()))
         return handler.build_results(self, [_plain(values[name]) for name in wanted])
+
+    def _values(self, signature: Signature, feeds: list[tf.Tensor]) -> dict[str, Any]:
+        """The value of each fetch, and of those that other workers asked for."""
+        with tf_adapter.eagerly():
+            with tf_adapter.shapes_of_tensorflow_2():
+                signature = self._source.agreed(signature, hooked=self._is_hooked)
+                program = self._programs.use(signature)
+                if program is None:
+                    program = self._source.make(signature, feeds)
+                    self._programs.add(signature, program, program.goes_among)
+            return dict(zip(signature.fetches, program.run(feeds), strict=True))
+
+    @contextmanager
+    def _kept_by_monitors(self) -> Iterator[None]:
+        """A MonitoredSession is not told what it would take for a reason to make another session."""
+        try:
+            yield
+        except _SESSION_ENDS as error:
+            if not self._is_hooked:
+                raise
+            raise ClusterError(
+                f"the session cannot go on, and one worker cannot make another by itself: {error.message}. Start the "
+                "run again: SessionCreator(autodist, checkpoint_dir=...) goes on from the last checkpoint"
+            ) from error
+
+    def of_chief(self, value: str) -> str:
+        """The chief's `value`; every worker calls it."""
+        return self._source.of_chief(value)
+
+    def take_chiefs_values(self, variables: Iterable[str]) -> None:
+        """Give the variables of these names the chief's values; every worker calls it, and has values for them."""
+        with tf_adapter.eagerly():
+            self._source.take_chiefs_values(variables)
+
+    @property
+    def sess_str(self) -> str:
+        """What the session runs on, which TensorFlow's calls the target: this process."""
+        return ""
 
     @property
     def graph_def(self) -> tf.compat.v1.GraphDef:

@@ -1,7 +1,8 @@
 """What a session runs: a program for each signature of feeds and fetches, cut out of the captured graph."""
 
+import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -11,10 +12,12 @@ import tensorflow as tf
 from autodist_py import tf_adapter
 from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.doors.graph import GraphScope, Signature
+from autodist_py.cluster.member import HEAR_SECONDS
 from autodist_py.diagnostics.recording import RecordedProgram, Recorder
 from autodist_py.kernel.ir.dataflow import analyse, gradient_types, made_of_what_is_given, op_types
 from autodist_py.kernel.ir.names import op_of
 from autodist_py.program.build import CapturedStep, Compiler
+from autodist_py.program.one_signature import one_signature, part_of, require_replicas
 from autodist_py.program.step import StepProgram
 from autodist_py.proto.errors import SessionError
 from autodist_py.proto.graph_item import GraphItem, Variable
@@ -42,6 +45,18 @@ class SessionPrograms(Protocol):
         """The program of a signature that was not asked for before, and is now, with these values for its feeds."""
         ...
 
+    def agreed(self, signature: Signature, *, hooked: bool) -> Signature:
+        """What all workers run where this one asks for `signature`; `hooked`: workers may ask for different ones."""
+        ...
+
+    def of_chief(self, value: str) -> str:
+        """The chief's `value`; every worker calls it."""
+        ...
+
+    def take_chiefs_values(self, variables: Iterable[str]) -> None:
+        """Give the variables of these names the chief's values; every worker calls it."""
+        ...
+
     def close(self) -> None:
         """Let go of all values."""
         ...
@@ -61,10 +76,15 @@ class DistributedPrograms:
         self._recorder = recorder
         self._captured = frozenset(op.name for op in scope.graph.get_operations())
         self._strategy = compiler.strategy(scope.item(options))
+        if scope.synchronized is not None:
+            require_replicas(scope.synchronized, compiler)
         with tf_adapter.eagerly():
             self._variables = {name: _make(variable) for name, variable in scope.variables().items()}
         self._namespace = uuid.uuid4().hex
         self._made = 0
+        self._trains: dict[Signature, bool] = {}
+        self._first: Signature | None = None
+        """Where workers take their steps by themselves, what their steps fetch."""
         self._initialize()
 
     def _initialize(self) -> None:
@@ -113,6 +133,41 @@ class DistributedPrograms:
         if self._recorder is None:
             return program
         return _recorded(program, self._recorder, item, lambda: variables, signature)
+
+    def agreed(self, signature: Signature, *, hooked: bool) -> Signature:
+        """See SessionPrograms. A step of all workers fetches what any of them asks for; all else is one's own.
+
+        Raises:
+            SessionError: the workers feed different tensors; or they take their steps by themselves, and this one
+                fetches what the first step did not.
+        """
+        alone = self._compiler.cluster.num_workers == 1
+        if alone or not (hooked or self._scope.synchronized) or not self._is_step(signature):
+            return signature
+        if self._first is not None:
+            return part_of(self._first, signature)
+        self._compiler.parameter_servers.pause()
+        own = json.dumps([signature.feeds, signature.fetches, signature.targets]).encode()
+        key = self._compiler.agreement.key("fetches")
+        together = one_signature(self._compiler.cluster.compare(key, own, timeout=HEAR_SECONDS))
+        if not self._strategy.consistency.is_bsp:
+            self._first = together
+        return together
+
+    def _is_step(self, signature: Signature) -> bool:
+        if signature not in self._trains:
+            self._trains[signature] = bool(self._scope.cut(signature, self._alone).gradients)
+        return self._trains[signature]
+
+    def of_chief(self, value: str) -> str:
+        """See SessionPrograms."""
+        return self._compiler.agreement.chiefs("session", value)
+
+    def take_chiefs_values(self, variables: Iterable[str]) -> None:
+        """See SessionPrograms."""
+        known = {name: self._variables[name] for name in variables}
+        self._compiler.values.written_alone(known)
+        self._compiler.values.broadcast(known)
 
     def close(self) -> None:
         """See SessionPrograms."""
@@ -184,12 +239,26 @@ class OneDevicePrograms:
         reads = {variable.name: self._read(variable) for variable in item.variables}
         return _recorded(program, self._recorder, item, lambda: self._session.run(reads), signature)
 
+    def agreed(self, signature: Signature, *, hooked: bool) -> Signature:
+        """See SessionPrograms."""
+        return signature
+
+    def of_chief(self, value: str) -> str:
+        """See SessionPrograms."""
+        return value
+
+    def take_chiefs_values(self, variables: Iterable[str]) -> None:
+        """See SessionPrograms. There is the chief alone."""
+
     def close(self) -> None:
         """See SessionPrograms."""
         self._session.close()
 
     def _read(self, variable: Variable) -> tf.Tensor:
         handle = self._scope.graph.get_tensor_by_name(f"{variable.name}:0")
+        for reader in handle.consumers():  # A graph that a monitored session has finalized takes no more ops.
+            if reader.type == "ReadVariableOp" and not reader.control_inputs:
+                return reader.outputs[0]
         with self._scope.graph.as_default(), tf.control_dependencies(None):
             return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(variable.dtype))
 

@@ -234,7 +234,7 @@ class _Server:
                 self._do(exchange, exchange.rule.arrived(worker))
 
     def _do(self, exchange: _Exchange, decision: Decision) -> None:
-        if not (decision.joined or decision.answered):
+        if decision == Decision():
             return
         for worker in decision.dropped:
             exchange.messages[worker].popleft()

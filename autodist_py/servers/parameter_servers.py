@@ -20,7 +20,7 @@ from autodist_py.proto.errors import AutoDistError, ClusterError
 from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.servers.directory import VariableDirectory
 from autodist_py.servers.loops import Messages, Run
-from autodist_py.servers.update_rules import FirstToArrive
+from autodist_py.servers.update_rules import FirstToArrive, Tokens
 from autodist_py.servers.values import ServerValues
 
 
@@ -61,10 +61,10 @@ class ParameterServers:
         return bool(self._apart)
 
     @property
-    def backup_rules(self) -> list[FirstToArrive]:
+    def backup_rules(self) -> list[FirstToArrive | Tokens]:
         """Those by which this worker, as a server, drops what comes late."""
         rules = (rule for messages in self._messages for rule in messages.rules)
-        return [rule for rule in rules if isinstance(rule, FirstToArrive)]
+        return [rule for rule in rules if isinstance(rule, FirstToArrive | Tokens)]
 
     # -- Programs -----------------------------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class ParameterServers:
         if self.is_any:
             self.pause()
             self._cluster.barrier(self._key("reached"))
-        self.directory.pull_all() if wanted is None else self.directory.pull(wanted)
+        self.directory.pull_all(again=self.are_apart) if wanted is None else self.directory.pull(wanted)
         if self.is_any:
             self._cluster.barrier(self._key("synchronized"))
 
@@ -201,7 +201,7 @@ class ParameterServers:
             self.directory.pull_all()
             return
         self._wait_for_all()
-        self.directory.pull_all()
+        self.directory.pull_all(again=self.are_apart)
         self._wait_for_all()
 
     def _wait_for_all(self) -> None:

@@ -6,7 +6,7 @@ tensors nor threads.
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from autodist_py.proto.synchronizers import Consistency
@@ -57,6 +57,8 @@ def rule_of(consistency: Consistency, workers: Sequence[int]) -> Rule:
     """The rule of a consistency, for the last exchange of a step, of a server that these workers use."""
     if consistency.is_bsp:
         return Together(workers)
+    if consistency.first_tokens is not None:
+        return Tokens(workers, consistency.replicas_to_aggregate, consistency.first_tokens)
     if consistency.replicas_to_aggregate:
         return FirstToArrive(workers, consistency.replicas_to_aggregate)
     return Bounded(workers, consistency.staleness) if consistency.sync else AsTheyArrive()
@@ -255,3 +257,80 @@ class FirstToArrive:
         self._computing.update(answered)
         self._seen |= dict.fromkeys(answered, self._updates)
         return answered
+
+
+class Tokens:
+    """Backup workers that take tokens, as TensorFlow's SyncReplicasOptimizer has it.
+
+    A worker that has sent its gradient waits for a token. The token is the number of updates when it was made, and says
+    how old the worker's next gradient is: one that is older than the last update is dropped. Each update makes as many
+    tokens as there are workers, or as it waits for, if that is more. Any worker takes the oldest one. Those that are
+    there at the start let a worker send a second gradient for the first update.
+
+    Where nobody is left who would send, an update waits for no more, and a worker is answered without a token.
+
+    Attributes:
+        accepted, dropped: as of FirstToArrive.
+    """
+
+    def __init__(self, workers: Sequence[int], wanted: int, first_tokens: int):
+        self._workers, self._wanted = set(workers), wanted
+        self._made_by_update = max(len(self._workers), wanted)
+        self._updates = 0
+        self._tokens = deque([0] * first_tokens)
+        self._taken = dict.fromkeys(workers, 0)
+        """For each worker, the last token that it took."""
+        self._computing = set(workers)
+        self._paused: set[int] = set()
+        self._here: list[int] = []
+        self._waiting: list[int] = []
+        self.accepted: deque[Accepted] = deque(maxlen=_REMEMBERED)
+        self.dropped: Counter[int] = Counter()
+
+    def arrived(self, worker: int) -> Decision:
+        """See Rule."""
+        self._paused.discard(worker)
+        self._computing.discard(worker)
+        self._waiting.append(worker)
+        if self._taken[worker] >= self._updates:
+            self._here.append(worker)
+            return self._next()
+        self.dropped[worker] += 1
+        return replace(self._next(), dropped=(worker,))
+
+    def paused(self, worker: int) -> Decision:
+        """See Rule."""
+        self._computing.discard(worker)
+        self._paused.add(worker)
+        return self._after_pause()
+
+    def lost(self, worker: int) -> Decision:
+        """See Rule. What it has sent counts."""
+        for those in (self._computing, self._paused, self._workers):
+            those.discard(worker)
+        self._waiting = [other for other in self._waiting if other != worker]
+        return self._after_pause()
+
+    def _after_pause(self) -> Decision:
+        decision = self._next()
+        if self._paused == self._workers:
+            self._paused.clear()
+            self._computing.update(self._workers)
+        return decision
+
+    def _next(self) -> Decision:
+        is_stuck = not self._computing and not (self._tokens and self._waiting)
+        joined: tuple[int, ...] = ()
+        if len(self._here) >= self._wanted or (self._here and is_stuck):
+            joined, self._here = tuple(self._here), []
+            self.accepted.extend(Accepted(self._updates, worker) for worker in joined)
+            self._updates += 1
+            self._tokens.extend([self._updates] * self._made_by_update)
+        elif is_stuck and self._waiting:
+            self._tokens.append(self._updates)
+        answered = []
+        while self._tokens and self._waiting:
+            answered.append(self._waiting.pop(0))
+            self._taken[answered[-1]] = self._tokens.popleft()
+        self._computing.update(answered)
+        return Decision(joined=joined, answered=tuple(answered))

@@ -25,12 +25,12 @@ def replica_weights(program: Program, batch: Sequence[tf.Tensor], reduction: str
         program: says how many replicas there are.
         batch: the tensors that `batch_specs` asked for.
         reduction: "mean": the replica's share of the step's examples; "sum", and "parts" of a mean: 1, and 0 for a
-            replica without examples; "add": 1.
+            replica without examples; "add", and "average", of which a server divides the sum: 1.
 
     Returns:
         The weights. Where nothing is batched, the replicas that compute the same count for one together.
     """
-    if reduction == "add" or (reduction == "parts" and not batch):
+    if reduction in ("add", "average") or (reduction == "parts" and not batch):
         return [tf.ones([], tf.float64)] * program.num_local_replicas
     if not batch:
         alike = program.topology.num_replicas

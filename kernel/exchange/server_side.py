@@ -129,7 +129,8 @@ class _ServerPart:
         position = 0
         for gradient in self._exchange.gradients:
             values = position + values_of(gradient)
-            is_mean = self._program.item.reduction_of(gradient) == "mean" and sent.joins[values] != "same"
+            reduction = self._program.item.reduction_of(gradient)
+            is_mean = reduction in ("mean", "average") and sent.joins[values] != "same"
             compressor = compressor_for(self._program, gradient)
             if compressor is not None:
                 tensors[values] = self._decoded(gradient, compressor, tensors[values])

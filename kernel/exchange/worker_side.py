@@ -154,7 +154,8 @@ def sent(program: Program, exchange: Exchange, channel: Channel, summable: Colle
         summed = summed_gradients(program, exchange.gradients, batch, gradients, summable)
         with tf.device(program.topology.host):
             if channel.counts:
-                values = [*values, tf.cast(batch[0], tf.float64) if batch else tf.ones([], tf.float64)]
+                once = not batch or any(one.reduction == "average" for one in exchange.gradients)
+                values = [*values, tf.ones([], tf.float64) if once else tf.cast(batch[0], tf.float64)]
             kept: list[tuple[Coding, list[dict[str, tf.Tensor]]]] = []
             for gradient, parts in zip(exchange.gradients, summed, strict=True):
                 compressor = compressor_for(program, gradient)

@@ -59,7 +59,7 @@ class Analysis:
 
     def is_varying(self, gradient: Gradient) -> bool:
         """Whether the replicas' raw gradients are combined: they differ, or are added up whatever they are."""
-        if gradient.reduction == "add":
+        if gradient.reduction in ("add", "average"):
             return True
         raw = {op_of(self.captured.nodes[op_of(tensor)].input[0]) for tensor in gradient.tensors}
         return bool(raw & self.varying)

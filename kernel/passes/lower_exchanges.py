@@ -141,7 +141,8 @@ def _require_possible(program: Program, divided: ServerPlans) -> None:
             "message. This step asks a server again, as clipping by a global norm over several servers does, or a "
             "second network that is trained through the first. Use one server, or leave replicas_to_aggregate out"
         )
-    sends_again = consistency.replicas_to_aggregate > workers
+    takes_tokens = consistency.first_tokens is not None
+    sends_again = consistency.replicas_to_aggregate > workers and not takes_tokens
     if sends_again and len(exchanges) > 1:
         raise StrategyError(
             f"an update of more gradients ({consistency.replicas_to_aggregate}) than there are workers ({workers}) "
@@ -153,6 +154,16 @@ def _require_possible(program: Program, divided: ServerPlans) -> None:
         raise StrategyError(
             f"'{answers[0]}' is computed of an update's gradients, and of more than there are workers: there is none "
             "yet when a worker's step ends. Return it no more, or let replicas_to_aggregate be the number of workers"
+        )
+    if takes_tokens and len(exchanges) > 1:
+        raise StrategyError(
+            f"workers take the tokens of SyncReplicasOptimizer at one server; the strategy has {len(exchanges)}. Use "
+            "PS()"
+        )
+    if takes_tokens and answers:
+        raise StrategyError(
+            f"'{answers[0]}' is computed of an update's averaged gradients, and a worker that has a token goes on "
+            "before the update is made. Compute it of the worker's own gradients, or return it no more"
         )
     if not consistency.is_bsp and not all(replica.trains for replica in program.topology.everyone):
         raise StrategyError(

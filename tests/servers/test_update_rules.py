@@ -2,12 +2,14 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autodist_py.proto.synchronizers import Consistency
-from autodist_py.servers.update_rules import AsTheyArrive, Bounded, FirstToArrive, Together, rule_of
+from autodist_py.servers.update_rules import AsTheyArrive, Bounded, FirstToArrive, Together, Tokens, rule_of
 
 schedules = st.lists(st.integers(0, 10**6), min_size=1, max_size=300)
 
@@ -148,3 +150,90 @@ def test_who_stops_for_a_meeting_or_is_lost_is_waited_for_by_nobody(schedule, nu
         if workers.paused and not workers.computing | workers.waiting:
             workers.computing, workers.paused = workers.paused, set()
         assert workers.computing, f"{workers.waiting} wait for {workers.paused}"
+
+
+v1 = tf.compat.v1
+
+
+class Accumulating:
+    """What TensorFlow's SyncReplicasOptimizer is made of: its accumulator and its queue, driven from one thread."""
+
+    def __init__(self, workers: int, wanted: int, first_tokens: int):
+        self.workers, self.wanted = workers, wanted
+        self.steps, self.taken = 0, [0] * workers
+        self.waiting: list[int] = []
+        self.accumulator = v1.ConditionalAccumulator(tf.float64, shape=[workers])
+        self.queue = tf.queue.FIFOQueue(-1, tf.int64, shapes=())
+        self.sender, self.step = v1.placeholder(tf.int64, []), v1.placeholder(tf.int64, [])
+        self.number = v1.placeholder(tf.int32, [])
+        self.apply = self.accumulator.apply_grad(tf.one_hot(self.sender, workers, dtype=tf.float64), self.step)
+        self.count, self.take = self.accumulator.num_accumulated(), self.accumulator.take_grad(wanted)
+        self.put = self.queue.enqueue_many((tf.fill([self.number], self.step),))
+        self.get, self.size = self.queue.dequeue(), self.queue.size()
+        self.session = v1.Session()
+        self.session.run(self.accumulator.set_global_step(0))
+        self.session.run(self.put, {self.number: first_tokens, self.step: 0})
+
+    def arrived(self, worker: int) -> tuple[list[float] | None, list[int]]:
+        """The average that becomes an update, and the workers that go on."""
+        run = self.session.run
+        run(self.apply, {self.sender: worker, self.step: self.taken[worker]})
+        self.waiting.append(worker)
+        average = None
+        if run(self.count) >= self.wanted:
+            average = run(self.take).tolist()
+            self.steps += 1
+            run(self.accumulator.set_global_step(self.steps))
+            run(self.put, {self.number: max(self.workers, self.wanted), self.step: self.steps})
+        answered = []
+        while self.waiting and run(self.size):
+            answered.append(self.waiting.pop(0))
+            self.taken[answered[-1]] = int(run(self.get))
+        return average, answered
+
+
+@pytest.mark.parametrize(
+    ("workers", "wanted", "first_tokens"), [(3, 2, 2), (3, 2, 0), (3, 3, 3), (2, 5, 3), (2, 5, 5), (4, 1, 1), (1, 2, 1)]
+)
+def test_tokens_are_those_of_tensorflows_sync_replicas_optimizer(workers, wanted, first_tokens):
+    with tf.Graph().as_default():
+        theirs, ours = Accumulating(workers, wanted, first_tokens), Tokens(range(workers), wanted, first_tokens)
+        rng = np.random.default_rng(workers * 100 + wanted * 10 + first_tokens)
+        computing = set(range(workers))
+        dropped = 0
+        for _ in range(60):
+            worker = int(rng.choice(sorted(computing)))
+            computing.remove(worker)
+            decision = ours.arrived(worker)
+            average, answered = theirs.arrived(worker)
+            joined = np.bincount(decision.joined, minlength=workers) / max(1, len(decision.joined))
+            assert (average is None) == (not decision.joined)
+            assert average is None or np.allclose(joined, average)
+            assert list(decision.answered) == answered
+            dropped += len(decision.dropped)
+            computing.update(answered)
+        theirs.session.close()
+        assert sum(ours.dropped.values()) == dropped
+        assert len(ours.accepted) + dropped + len(ours._here) == 60
+
+
+@given(schedule=schedules, number=st.integers(1, 4), wanted=st.integers(1, 6), first=st.integers(0, 4))
+def test_workers_with_tokens_never_all_wait(schedule, number, wanted, first):
+    """Whoever pauses, or is lost."""
+    workers = Workers(Tokens(range(number), wanted, first), number)
+    for choice in schedule:
+        if not workers.computing:
+            assert workers.paused or not workers.waiting
+            break
+        kind = choice // 7 % 9
+        if kind == 0:
+            workers.meet(choice)
+        elif kind == 1 and len(workers.computing) > 1:
+            workers.lose(sorted(workers.computing)[choice % len(workers.computing)])
+        else:
+            workers.send(choice)
+        if not workers.computing and not workers.paused:
+            assert not workers.waiting, "all wait"
+        if not workers.computing and workers.paused:
+            assert not workers.waiting, "who has not paused waits for ever"
+            workers.computing, workers.paused = workers.paused, set()

@@ -12,6 +12,7 @@ from autodist_py.capture.assemble import (
     CaptureOptions,
     aggregation_name,
     assemble,
+    assemble_averaged,
     reject_gradients_of_examples,
     reject_idle_gradients,
     table_initializers,
@@ -51,6 +52,21 @@ class Signature:
     targets: tuple[str, ...]
 
 
+@dataclass(slots=True)
+class Synchronized:
+    """What a SyncReplicasOptimizer says of when workers wait.
+
+    Attributes:
+        replicas_to_aggregate: how many gradients an update waits for.
+        num_replicas: how many replicas it is told that there are.
+        first_tokens: how many tokens there are at the start, until a session is made.
+    """
+
+    replicas_to_aggregate: int
+    num_replicas: int
+    first_tokens: int = 0
+
+
 class GraphScope:
     """A graph that is captured: what is recorded while it is built, and the items that are cut out of it."""
 
@@ -59,6 +75,9 @@ class GraphScope:
         self._recorder = GradientRecorder(graph)
         self._layers = LayerRecorder(graph)
         self._savers: list[Any] = []
+        self.synchronized: Synchronized | None = None
+        """What a SyncReplicasOptimizer of the graph says."""
+        self.num_workers = options.num_workers
         self._seed = seed
         self._is_shared_out = options.num_replicas > 1
         self._guard = SessionGuard(graph, self._gradient_tensors) if options.num_workers > 1 else None
@@ -71,6 +90,7 @@ class GraphScope:
         with ExitStack() as stack:
             if self._guard is not None:
                 stack.enter_context(self._guard.active())
+            stack.enter_context(tf_adapter.scope_noted(self.graph, self))
             stack.enter_context(self._recorder.active())
             stack.enter_context(self._layers.active())
             stack.enter_context(tf_adapter.savers_built(self._note_saver))
@@ -79,6 +99,10 @@ class GraphScope:
                 stack.enter_context(refused_combinations(self.graph, self._layers.innermost))
             stack.enter_context(tf_adapter.inlined_functions(self.graph))
             yield
+
+    def averaged(self, variable: Any, gradient: tf.Tensor) -> tf.Tensor:
+        """See GradientRecorder."""
+        return self._recorder.averaged(variable, gradient)
 
     def _note_saver(self, saver: Any) -> None:
         if tf.compat.v1.get_default_graph() is self.graph:
@@ -164,21 +188,26 @@ class GraphScope:
         missing = sorted(n for n in needed if view.nodes[n].op == "Placeholder" and n not in fed)
         if missing:
             raise CaptureError(f"placeholder '{missing[0]}' must be fed for what is run; add it to feed_dict")
-        return assemble(
-            TracedGraph(
-                graph=definition,
-                variables=tuple(self.variables().values()),
-                gradients=self._gradients(),
-                inputs=inputs,
-                outputs=tuple(map(self._output, signature.fetches)),
-                run_ops=signature.targets,
-                origins=dict(zip(self._gradients(), (one.origin for one in self._recorder.gradients), strict=True)),
-                tensor_of=self._tensor,
-                layer_calls=self._layers.calls,
-                table_initializers=table_initializers(self.graph),
-                savers=tuple(self._saver_defs()),
-            ),
+        traced = TracedGraph(
+            graph=definition,
+            variables=tuple(self.variables().values()),
+            gradients=self._gradients(),
+            inputs=inputs,
+            outputs=tuple(map(self._output, signature.fetches)),
+            run_ops=signature.targets,
+            origins=dict(zip(self._gradients(), (one.origin for one in self._recorder.gradients), strict=True)),
+            tensor_of=self._tensor,
+            layer_calls=self._layers.calls,
+            table_initializers=table_initializers(self.graph),
+            savers=tuple(self._saver_defs()),
+        )
+        if self.synchronized is None:
+            return assemble(traced, options)
+        return assemble_averaged(
+            traced,
             options,
+            replicas_to_aggregate=self.synchronized.replicas_to_aggregate,
+            first_tokens=self.synchronized.first_tokens,
         )
 
     def _tensor(self, name: str) -> tf.Tensor:
@@ -198,7 +227,7 @@ class GraphScope:
 
     def _gradients(self) -> tuple[Gradient, ...]:
         return tuple(
-            Gradient(op_of(gradient.handle.name), tuple(tensor.name for tensor in gradient.tensors))
+            Gradient(op_of(gradient.handle.name), tuple(tensor.name for tensor in gradient.tensors), gradient.reduction)
             for gradient in self._recorder.gradients
         )
 

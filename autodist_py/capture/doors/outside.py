@@ -87,8 +87,9 @@ class SessionGuard:
             raise SessionError(
                 f"'{op}' runs '{writer}', which trains, in a session of TensorFlow's own (Session, "
                 "MonitoredTrainingSession and their like, or Keras's in graph mode), so that every worker would train "
-                "by itself. Run it in autodist.create_distributed_session(); a session of one worker's own may read, "
-                "evaluate and save"
+                "by itself. Run it in autodist.create_distributed_session(), or in MonitoredSession(session_creator="
+                "autodist_py.distribute.SessionCreator(autodist)). A session of one worker's own may read, evaluate "
+                "and save"
             )
 
     def _trained_by(self, op: str) -> str | None:

@@ -65,11 +65,13 @@ class RecordedGradient:
         handle: the variable's resource handle, a tensor of the traced graph.
         tensors: the gradient, or indices, values and dense shape of a sparse one.
         origin: what it is the gradient of.
+        reduction: how it is combined, as a GraphItem's gradient says; "": as its loss is.
     """
 
     handle: tf.Tensor
     tensors: tuple[tf.Tensor, ...]
     origin: Origin
+    reduction: str = ""
 
 
 class GradientRecorder:
@@ -90,6 +92,11 @@ class GradientRecorder:
         calls = tf_adapter.gradient_calls(self._on_gradients, self._on_vectorized_loop)
         with calls, tf_adapter.custom_gradients(self._on_custom_gradient):
             yield
+
+    def averaged(self, variable: Any, gradient: tf.Tensor) -> tf.Tensor:
+        """The average over replicas of `gradient`, of which each has its own, by which `variable` is trained."""
+        passed: tf.Tensor = self._record(variable, gradient, Origin(), "average")
+        return passed
 
     @contextmanager
     def _on_vectorized_loop(self) -> Iterator[None]:
@@ -165,7 +172,7 @@ class GradientRecorder:
                 for target in targets
             ]
 
-    def _record(self, source: Any, gradient: Any, origin: Origin) -> Any:
+    def _record(self, source: Any, gradient: Any, origin: Origin, reduction: str = "") -> Any:
         handle = self._graph_handle(source)
         if handle is None or gradient is None:
             return gradient
@@ -185,7 +192,7 @@ class GradientRecorder:
             tensors: tuple[tf.Tensor, ...] = (passed.indices, passed.values, passed.dense_shape)
         else:
             tensors = (passed,)
-        self.gradients.append(RecordedGradient(handle, tensors, origin))
+        self.gradients.append(RecordedGradient(handle, tensors, origin, reduction))
         return passed
 
     def _graph_handle(self, source: Any) -> tf.Tensor | None:

@@ -172,7 +172,7 @@ class LayoutTable:
             return False  # A size or an index: it is of the replica's own rows.
         if layout in OF_ROWS:
             return bool(shape[1:].is_fully_defined())
-        if layout is BatchLayout.SHAPE and reader in self._regions.losses:
+        if layout is BatchLayout.SHAPE and reader in self._regions.trains:
             return False
         return layout in FIXED | {BatchLayout.SHAPE} and bool(shape.is_fully_defined())
 

@@ -16,7 +16,7 @@ class TowerDataset(tf_adapter.DatasetV1Adapter):
 
     def __init__(self, dataset: tf.data.Dataset, num_towers: int):
         def dealt(*windows: Any) -> tuple[Any, ...]:
-            window = tf.data.Dataset.zip(windows[0] if len(windows) == 1 else windows)
+            window = tf.data.Dataset.zip(windows if isinstance(dataset.element_spec, tuple) else windows[0])
             return tuple(window.skip(tower).take(1).get_single_element() for tower in range(num_towers))
 
         self._tuples = dataset.window(num_towers, drop_remainder=True).map(dealt)

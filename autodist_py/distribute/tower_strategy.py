@@ -158,7 +158,7 @@ class DistributionStrategy:
             var: a variable that was made in the scope.
             fn: is given the component of a device, and what M, V or N arguments are there.
             args: M, V or N, and never T.
-            kwargs: likewise. `grouped=False`: returns a list of what `fn` returns on each device.
+            kwargs: likewise. `grouped=False`: returns a tuple of what `fn` returns on each device.
 
         Raises:
             ValueError: a value has another locality.

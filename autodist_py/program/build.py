@@ -148,6 +148,11 @@ class Compiler:
         self._kernel = kernel
         self._warnings = StepWarnings(is_heard=cluster.is_chief)
 
+    @property
+    def shares_batches(self) -> bool:
+        """Whether all workers are given the same batch, of which each takes its part."""
+        return self._kernel.options.batch == "global" and self.cluster.num_workers > 1
+
     def strategy(self, item: GraphItem) -> Strategy:
         """The strategy that the chief builds for `item`, on every worker.
 

@@ -51,8 +51,14 @@ def require_replicas(synchronized: Synchronized, compiler: Compiler) -> None:
     """Refuse another number of replicas than the optimizer was told: it would wait for gradients that never come.
 
     Raises:
-        SessionError: the numbers; or there are too few tokens at the start.
+        SessionError: the numbers; there are too few tokens at the start; or workers are given one batch for all.
     """
+    if compiler.shares_batches:
+        raise SessionError(
+            "each worker of SyncReplicasOptimizer trains on all that it is fed, and AutoDist(batch='global') would "
+            "share it out, though the gradients count alike. Use AutoDist(batch='local'), and feed each worker its own "
+            "data"
+        )
     workers, replicas = compiler.cluster.num_workers, len(compiler.cluster.resources.replica_devices)
     wanted, total = synchronized.replicas_to_aggregate, synchronized.num_replicas
     if total != workers or replicas != workers:

@@ -162,15 +162,8 @@ class VariableDirectory:
                     fill(variable, values[record.where])
                 record.filled()
 
-    def pull_all(self, *, again: bool = False) -> None:
-        """Give all variables of this worker the values that they have on servers.
-
-        What this worker has seen since its last step is asked for only `again`: others may have stepped by themselves.
-        """
-        if again:
-            for _, record in self._records.items():
-                if not isinstance(record.where, Location) or record.where.rank != self._cluster.rank:
-                    record.left_behind()
+    def pull_all(self) -> None:
+        """Give all variables of this worker the values that they have on servers."""
         self.pull(variable for variable, _ in self._records.items())
 
     def _ask(self, wanted: Mapping[Location, tf.TensorSpec]) -> dict[Location, tf.Tensor]:

@@ -185,7 +185,7 @@ class ParameterServers:
         if self.is_any:
             self.pause()
             self._cluster.barrier(self._key("reached"))
-        self.directory.pull_all(again=self.are_apart) if wanted is None else self.directory.pull(wanted)
+        self.directory.pull_all() if wanted is None else self.directory.pull(wanted)
         if self.is_any:
             self._cluster.barrier(self._key("synchronized"))
 
@@ -201,7 +201,7 @@ class ParameterServers:
             self.directory.pull_all()
             return
         self._wait_for_all()
-        self.directory.pull_all(again=self.are_apart)
+        self.directory.pull_all()
         self._wait_for_all()
 
     def _wait_for_all(self) -> None:

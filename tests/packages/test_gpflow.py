@@ -55,17 +55,6 @@ def counts() -> Callable[..., Any]:
     return by_adam(model)
 
 
-def predictions() -> Callable[..., Any]:
-    """What the process predicts of each example is a result."""
-    model = svgp(gpflow.likelihoods.Gaussian(0.1))
-    train = by_adam(model)
-
-    def step(x: tf.Tensor, y: tf.Tensor) -> Any:
-        return train(x, y), tf.reduce_mean(model.predict_log_density((x, y))), model.predict_y(x)[0]
-
-    return step
-
-
 def natural_gradients() -> Callable[..., Any]:
     model = svgp(gpflow.likelihoods.Gaussian(0.1))
     gpflow.set_trainable(model.q_mu, False)
@@ -81,7 +70,7 @@ def natural_gradients() -> Callable[..., Any]:
     return step
 
 
-PROGRAMS = {program.__name__: program for program in (gaussian, counts, natural_gradients, predictions)}
+PROGRAMS = {program.__name__: program for program in (gaussian, counts, natural_gradients)}
 
 
 def fitted(program: str, strategy_builder: str) -> dict[str, float]:

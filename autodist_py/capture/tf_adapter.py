@@ -125,14 +125,25 @@ def written_by(op: tf.Operation) -> list[tf.Tensor]:
 
 
 @contextmanager
-def branch_decisions(decide: Callable[[tf.Tensor, Sequence[Any]], tf.Tensor]) -> Iterator[None]:
-    """What a `tf.cond` is decided by is `decide(predicate, branches)`, which is asked when both have been traced."""
+def branch_decisions(
+    decide: Callable[[tf.Tensor, Sequence[Any]], tf.Tensor], check: Callable[[Sequence[Any]], None]
+) -> Iterator[None]:
+    """What a `tf.cond` is decided by is `decide(predicate, branches)`, which is asked when both have been traced.
+
+    The branches of a `tf.switch_case` are checked by `check(branches)`.
+    """
     original = cond_v2._build_cond
 
     def build(predicate: tf.Tensor, true_graph: Any, false_graph: Any, *args: Any, **kwargs: Any) -> Any:
         return original(decide(predicate, (true_graph, false_graph)), true_graph, false_graph, *args, **kwargs)
 
-    with patched(cond_v2, "_build_cond", build):
+    original_case = cond_v2._build_case
+
+    def build_case(index: tf.Tensor, branches: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        check(branches)
+        return original_case(index, branches, *args, **kwargs)
+
+    with patched(cond_v2, "_build_cond", build), patched(cond_v2, "_build_case", build_case):
         yield
 
 

@@ -38,6 +38,7 @@ def test_a_program_gives_what_it_gives_under_tensorflows_strategy(outcomes: Outc
         ("gradients_are_seen_as_such", [6, 6, 1, 1, 1]),
         ("gradients_of_branches_are_seen_as_such", [4, 4, 0]),
         ("a_gradient_in_a_branch", [True]),
+        ("a_merge_call_in_a_branch_that_combines_nothing", [True, True]),
         ("branches_are_taken_by_all_or_none", [True, True]),
         ("loss_scaling_with_an_infinite_gradient_elsewhere", [True]),
     ],

@@ -29,6 +29,10 @@ def in_a_branch(function: Callable[[], Any]) -> Any:
     return tf.cond(own() > 0.0, function, own)
 
 
+def combined_in_a_switched_branch() -> Any:
+    return tf.switch_case(tf.cast(own(), tf.int32), [lambda: REPLICA().all_reduce("SUM", own()), own])
+
+
 def drawn_in_a_branch() -> Any:
     return in_a_branch(lambda: REPLICA().all_reduce("SUM", tf.random.uniform([]) + own()))
 
@@ -93,6 +97,7 @@ PLAIN = tf.Variable(1.0)
     [
         (combined_in_a_loop, RuntimeError, "values of replicas are combined in a loop.*Do it before"),
         (merged_in_a_loop, RuntimeError, r"merge_call\(\) is called in a loop.*Do it before"),
+        (combined_in_a_switched_branch, RuntimeError, "are combined in a tf.switch_case.*Use tf.case"),
         (drawn_in_a_branch, RuntimeError, r"is computed from .*\(RandomUniform\), which the branch does.*before the"),
         (written_in_a_branch, RuntimeError, r"\(ReadVariableOp\), .*or which reads what it has written"),
         (merged_behind_its_back_in_a_branch, CaptureError, "a merge_call returns 'cond/add.*Give it the value"),

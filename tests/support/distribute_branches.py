@@ -143,6 +143,34 @@ def branches_are_taken_by_all_or_none(strategy: Any) -> Any:
 
 
 @our_case
+def a_merge_call_in_a_branch_that_combines_nothing(strategy: Any) -> Any:
+    """Whether all replicas take it or none: the components of what it updates."""
+    with strategy.scope():
+        v = tf.Variable(1.0)
+
+    def replica_step(x: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
+        total = REPLICA().all_reduce(SUM, x)
+
+        def merge(strategy: Any, total: Any) -> None:
+            strategy.extended.update(v, lambda v, total: v.assign_add(total), args=(total,))
+
+        def taken() -> tf.Tensor:
+            REPLICA().merge_call(merge, (total,))
+            return total
+
+        return tf.cond(x < bound, taken, lambda: -total)
+
+    step = tf.function(lambda x, bound: strategy.run(replica_step, (x, bound)))
+    x = of_each_replica(strategy, 2.0, 5.0)
+    expected, right = 1.0, []
+    for bound in (3.0, 10.0):
+        step(x, of_each_replica(strategy, *[bound] * 3))
+        expected += float(np.sum(strategy.experimental_local_results(x))) if bound == 10.0 else 0.0
+        right.append(bool(np.all(np.asarray(components([v])[0]) == expected)))
+    return right
+
+
+@our_case
 def a_gradient_in_a_branch(strategy: Any) -> Any:
     """Whether it goes through what is combined there, as it does without the branch."""
 

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py.capture.batch.layouts.solution import Solution
-from autodist_py.capture.batch.layouts.table import AGAIN, WHOLE_SHAPE
+from autodist_py.capture.batch.layouts.table import AGAIN
 from autodist_py.kernel.ir.fragment import TensorSpec, trace
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import op_of, parse, unique_names
@@ -52,12 +52,9 @@ class Insertion:
         """The result `tensor`, or what is computed again for it; a gradient with all its terms."""
         if op_of(tensor) in self._totals:
             return self._totals[op_of(tensor)]
-        is_again = self._solution.is_again(tensor) and op_of(tensor) in self.nodes
-        found = self._combined(tensor, AGAIN) if is_again else tensor
-        symbol = self._tensor_of(tensor)
-        if symbol.shape.rank is None or not self._solution.is_whole(tensor):
-            return found
-        return f"{self._marker(found, symbol.dtype, tuple(symbol.shape.as_list()), 'same')}:0"
+        if self._solution.is_again(tensor) and op_of(tensor) in self.nodes:
+            return self._combined(tensor, AGAIN)
+        return tensor
 
     def take_part(self, tensor: str) -> None:
         """Let all that reads `tensor`, which is the same on all replicas, read a replica's part of it."""
@@ -162,29 +159,11 @@ class Insertion:
     def _combined(self, tensor: str, reduction: str) -> str:
         if reduction == AGAIN:
             return self._computed_again(tensor)
-        if reduction == WHOLE_SHAPE:
-            return self._whole_shape(tensor)
         symbol = self._tensor_of(tensor)
         shape = tuple(symbol.shape.as_list())
         if reduction == "rows":
             shape = (None, *shape[1:])
         return self._marker(tensor, symbol.dtype, shape, reduction)
-
-    def _whole_shape(self, tensor: str) -> str:
-        """A shape that begins with the number of examples, with that of all replicas."""
-        name, symbol = parse(tensor), self._tensor_of(tensor)
-        dtype, key = symbol.dtype, (str(name), WHOLE_SHAPE)
-        if symbol.shape == [1]:
-            return self._marker(tensor, dtype, (1,), "sum")
-        if key not in self._markers:
-            (scope,) = unique_names([f"{name.op}/of_all_examples"], self.nodes)
-            sizes = self._constant(f"{scope}/sizes", np.array([1, -1], np.int32))
-            axis = self._constant(f"{scope}/axis", np.array(0, np.int32))
-            number = self._add("SplitV", f"{scope}/parts", [tensor, sizes, axis], T=dtype, Tlen=tf.int32, num_split=2)
-            first = self._marker(number, dtype, (1,), "sum")
-            rest = self._marker(f"{number}:1", dtype, (symbol.shape[0] - 1,), "same")
-            self._markers[key] = self.join_rows(scope, [first, rest], dtype)
-        return self._markers[key]
 
     def _computed_again(self, tensor: str) -> str:
         """`tensor`, computed by copies of its ops from what is combined."""

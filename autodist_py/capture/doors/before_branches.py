@@ -19,7 +19,7 @@ class BeforeBranches:
         self._combining: list[Any] = []
 
     def around(self, what: str) -> list[Any]:
-        """The branches of the function in which ops are made here, the innermost first.
+        """The branches in which ops are made here, the innermost first; all replicas take them, or none does.
 
         Raises:
             RuntimeError: they are made in a loop, or in a function inside the function, where replicas would combine
@@ -31,6 +31,7 @@ class BeforeBranches:
                 f"{what} in a loop or a function inside the function that is given to run(). Some replicas may run it "
                 "and others not, so that they would wait for one another. Do it before or after, in the function itself"
             )
+        self._combining += [branch for branch in around if not self._has(branch)]
         return around
 
     def are_around(self, tensor: tf.Tensor) -> bool:
@@ -47,7 +48,6 @@ class BeforeBranches:
         around = self.around("values of replicas are combined")
         if any(map(tf_adapter.is_gradient_of_branch, around)):
             _refuse_gradient()
-        self._combining += [branch for branch in around if not self._has(branch)]
         return [self._before(tensor, around) for tensor in tensors]
 
     def decided(self, on_all: Callable[[tf.Tensor], tf.Tensor]) -> AbstractContextManager[None]:
@@ -56,7 +56,14 @@ class BeforeBranches:
         def decide(predicate: tf.Tensor, branches: Sequence[Any]) -> tf.Tensor:
             return on_all(predicate) if any(map(self._has, branches)) else predicate
 
-        return tf_adapter.branch_decisions(decide)
+        def refuse(branches: Sequence[Any]) -> None:
+            if any(map(self._has, branches)):
+                raise RuntimeError(
+                    "values of replicas are combined in a tf.switch_case, of which replicas may take other branches. "
+                    "Use tf.case, whose branches all replicas take, or none; or combine them before"
+                )
+
+        return tf_adapter.branch_decisions(decide, refuse)
 
     def outside(self, tensor: tf.Tensor) -> tf.Tensor:
         """What is given to branches for `tensor`, an argument of them; `tensor` itself, if it is none."""

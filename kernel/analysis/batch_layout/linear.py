@@ -51,7 +51,7 @@ _VALUES: Mapping[str, _Values] = {
 }
 # fmt: on
 """For op types whose results are linear in some of their inputs together, which of them."""
-_PRODUCTS = frozenset({"BatchMatMulV2", "BatchMatMulV3", "Conv2D", "DepthwiseConv2dNative", "Einsum", "MatMul"})
+_PRODUCTS = frozenset({"BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul"})
 """Op types whose results are linear in each of their inputs by itself."""
 LINEAR = _VALUES.keys() | _PRODUCTS
 

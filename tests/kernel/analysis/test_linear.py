@@ -17,15 +17,13 @@ SHARES = (0.25, 0.75)
 
 Make = Callable[..., tf.Tensor]
 
-MATRIX, IMAGE = (4, 4), (1, 4, 4, 2)
+MATRIX = (4, 4)
 OPS: dict[str, tuple[Make, Sequence[tuple[int, ...]]]] = {
     "BatchMatMulV2": (lambda a, b: tf.matmul(a, b), [(2, 3, 4), (2, 4, 5)]),
     "BiasAdd": (lambda a, b: tf.nn.bias_add(a, b), [(3, 4), (4,)]),
     "BroadcastTo": (lambda a: tf.broadcast_to(a, [2, *MATRIX]), [MATRIX]),
     "ConcatV2": (lambda a, b: tf.concat([a, b], 1), [MATRIX, MATRIX]),
-    "Conv2D": (lambda a, b: tf.nn.conv2d(a, b, 1, "SAME"), [IMAGE, (2, 2, 2, 3)]),
     "Cumsum": (lambda a: tf.cumsum(a, reverse=True), [MATRIX]),
-    "DepthwiseConv2dNative": (lambda a, b: tf.nn.depthwise_conv2d(a, b, [1] * 4, "SAME"), [IMAGE, (2, 2, 2, 1)]),
     "Diag": (lambda a: tf.raw_ops.Diag(diagonal=a), [(4,)]),
     "DiagPart": (lambda a: tf.raw_ops.DiagPart(input=a), [MATRIX]),
     "DynamicStitch": (lambda a, b: tf.dynamic_stitch([[0, 2], [1, 3]], [a, b]), [(2, 3), (2, 3)]),

@@ -88,15 +88,6 @@ class Solution:
             return "same"  # It is drawn: the first replica's is one device's.
         return "rows" if known is BatchLayout.SHARDED else _reduction({known})
 
-    def is_whole(self, tensor: str) -> bool:
-        """Whether each replica computes the result `tensor` of all rows, and also from sizes of its own ones.
-
-        Such sizes are the same on all replicas, but no op says so.
-        """
-        is_same = self.table.layout(tensor) is BatchLayout.REPLICATED or self.is_again(tensor)
-        is_static = self.regions.tensor_of(tensor).shape.is_fully_defined()
-        return is_same and not is_static and op_of(tensor) in self._differing
-
     def is_of_several_batches(self, tensor: str) -> bool:
         """Whether `tensor` has rows of several inputs, one behind the other: not those of replicas in their order."""
         found = self.followed.along_of(op_of(tensor))

@@ -20,9 +20,6 @@ from autodist_py.kernel.ir.names import op_of, parse
 AGAIN = "again"
 """Not combined by one reduction, but computed again, from what is combined."""
 
-WHOLE_SHAPE = "shape"
-"""Not combined by one reduction, but its first size by itself."""
-
 OF_SHARES = frozenset({"share", "part"})
 """How what a loss reads is combined, and then taken times the replica's share of the examples."""
 
@@ -31,7 +28,6 @@ SUMS = frozenset({BatchLayout.PARTIAL_SUM, BatchLayout.COUNT, BatchLayout.PARTIA
 REDUCTIONS = {
     BatchLayout.PARTIAL_SUM: "sum",
     BatchLayout.COUNT: "sum",
-    BatchLayout.SHAPE: WHOLE_SHAPE,
     BatchLayout.PARTIAL_MEAN: "mean",
     BatchLayout.SHARDED: "rows",
     BatchLayout.SELECTED: "rows",
@@ -172,9 +168,7 @@ class LayoutTable:
             return False  # A size or an index: it is of the replica's own rows.
         if layout in OF_ROWS:
             return bool(shape[1:].is_fully_defined())
-        if layout is BatchLayout.SHAPE and reader in self._regions.trains:
-            return False
-        return layout in FIXED | {BatchLayout.SHAPE} and bool(shape.is_fully_defined())
+        return layout in FIXED and bool(shape.is_fully_defined())
 
     def can_compute_again(self, op: str) -> bool:
         """Whether what a loss is computed by can be computed of all examples too, beside the replica's own value."""

@@ -47,7 +47,7 @@ def assemble(traced: TracedGraph, options: CaptureOptions) -> GraphItem:
         CaptureError: a gradient trains and is also differentiated through (MAML); or an op has a name of the kernel's.
     """
     needed = _needed(traced)
-    gradients = _training(needed.view, needed.traced, needed.recorded)
+    gradients = _training(needed)
     item = replace(needed.item, gradients=gradients, loss_reduction=options.loss_reduction, savers=tuple(traced.savers))
     origins = tuple(needed.traced.origins[gradient] for gradient in gradients)
     return with_statistics(
@@ -166,13 +166,14 @@ def _require_own_names(traced: TracedGraph) -> None:
             )
 
 
-def _training(view: GraphView, traced: TracedGraph, recorded: Sequence[Gradient]) -> tuple[Gradient, ...]:
+def _training(needed: _Needed) -> tuple[Gradient, ...]:
     """Those of the recorded gradients that reach a write or a result other than through another gradient.
 
     So do those that another loss reads behind a `tf.stop_gradient`: they are data to it, and those of the whole batch.
     """
+    view, recorded = needed.view, needed.recorded
     writers = {writer for names in view.writes.values() for writer in names}
-    ends = writers | {op_of(output.tensor) for output in traced.outputs}
+    ends = writers | {op_of(output.tensor) for output in needed.traced.outputs}
     markers = {op_of(tensor): gradient for gradient in recorded for tensor in gradient.tensors}
     read_by_markers = {
         op_of(name) for marker in markers for name in view.nodes[marker].input if not name.startswith("^")
@@ -185,16 +186,17 @@ def _training(view: GraphView, traced: TracedGraph, recorded: Sequence[Gradient]
     for gradient in recorded:
         own = {op_of(tensor) for tensor in gradient.tensors}
         readers = view.dataflow_consumers(own)
-        is_differentiated = bool(own & read_by_markers or readers & through)
-        is_data = bool(readers & to_markers) and not is_differentiated
+        is_read = bool(own & read_by_markers or readers & through)
+        outer = _outer(view, own, markers) if is_read else _outer_of_loss(needed, gradient)
+        is_data = bool(readers & to_markers) and not outer
         if not (own & ends or readers & to_ends or is_data):
             continue
-        if is_differentiated:
+        if outer:
             raise CaptureError(
                 f"the gradient of variable '{gradient.variable}' trains it (or is fetched), and the gradient of "
-                f"'{_outer(view, own, markers)}' is computed through it, as in MAML. Combining it before its use would "
-                "change the outer gradient. Give the other loss tf.stop_gradient(gradient), if it is only data there, "
-                "or train this step on one device"
+                f"'{outer}' is computed through it, as in MAML. Combining it before its use would change the outer "
+                "gradient. Give the other loss tf.stop_gradient(gradient), if it is only data there, or train this "
+                "step on one device"
             )
         training.append(gradient)
     return tuple(training)
@@ -205,6 +207,24 @@ def _outer(view: GraphView, own: Collection[str], markers: Mapping[str, Gradient
     reached = view.dataflow_descendants(own, blocked=markers.keys() - own)
     through = view.dataflow_consumers(reached) & (markers.keys() - own)
     return min(markers[name].variable for name in through)
+
+
+def _outer_of_loss(needed: _Needed, inner: Gradient) -> str:
+    """A variable whose gradient is that of a loss made from `inner`, which depends on the variable; "": there is none.
+
+    Such a gradient need not read `inner`: not where the loss is linear in it.
+    """
+    own = {op_of(tensor) for tensor in inner.tensors}
+    depends_on = needed.whole.dataflow_ancestors(own)
+    stops = {node.name for node in needed.whole.of_type(("StopGradient",))}
+    reached = needed.whole.dataflow_descendants(own, blocked=stops)
+    outer = (
+        gradient.variable
+        for gradient in needed.recorded
+        if gradient is not inner and gradient.variable in depends_on
+        if any(op_of(loss) in reached for loss in needed.traced.origins[gradient].losses)
+    )
+    return min(outer, default="")
 
 
 def reject_idle_gradients(recorded: Sequence[Gradient], item: GraphItem) -> None:

@@ -53,8 +53,10 @@ class Chief:
     _asked: set[int] = field(default_factory=set)
 
     @classmethod
-    def start(cls, resources: ResourceSpec, settings: Settings) -> "Chief":
+    def start(cls, resources: ResourceSpec, settings: Settings, secret: str = "") -> "Chief":
         """The coordinator answers; no worker is launched yet.
+
+        Workers that are started by hand know the `secret`; "": the first line of standard input has it.
 
         Raises:
             ClusterError: there is no launcher for these nodes, or the coordinator's port is in use.
@@ -62,7 +64,9 @@ class Chief:
         if not resources.is_local:
             require_own_address(resources.chief.address)
         launcher = launcher_for(resources, settings)
-        secret = secrets.token_hex(32) if launcher is not None else Told.from_input().secret
+        if launcher is not None:
+            secret = secrets.token_hex(32)
+        secret = secret or Told.from_input().secret
         coordinator = Coordinator(
             [node.address for node in resources.workers],
             run_id=secrets.token_hex(6),

@@ -137,7 +137,9 @@ class Cluster(Protocol):
         ...
 
 
-def join_cluster(resources: ResourceSpec | None, settings: Settings, *, timeout: float | None = None) -> Cluster:
+def join_cluster(
+    resources: ResourceSpec | None, settings: Settings, *, timeout: float | None = None, secret: str = ""
+) -> Cluster:
     """The cluster of `resources`, joined by this process; the same one when it has joined before.
 
     With one node nothing is started. With several, the chief starts the others, and returns when all have joined.
@@ -146,6 +148,7 @@ def join_cluster(resources: ResourceSpec | None, settings: Settings, *, timeout:
         resources: the nodes; each is a worker. None: those that the chief has told this worker, which it started.
         settings: the environment of this process.
         timeout: how many seconds all workers have to join; default: `settings.join_timeout`.
+        secret: the run's, where workers are started by hand; "": it is the first line of standard input.
 
     Raises:
         ClusterError: the cluster cannot be joined: it is another than before, something eager exists already, a worker
@@ -158,7 +161,8 @@ def join_cluster(resources: ResourceSpec | None, settings: Settings, *, timeout:
         joined.require(resources)
         return joined
     if resources is None or len(resources.workers) > 1:
-        return WorkerCluster.join(resources, settings, settings.join_timeout if timeout is None else timeout)
+        patience = settings.join_timeout if timeout is None else timeout
+        return WorkerCluster.join(resources, settings, patience, secret)
     if settings.rank is not None:
         raise ClusterError(
             f"every worker reads the same resource spec. Received: one node, in the process of rank {settings.rank}. "

@@ -106,13 +106,13 @@ class WorkerCluster:
     # -- Joining ------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def join(cls, resources: ResourceSpec | None, settings: Settings, timeout: float) -> "WorkerCluster":
+    def join(cls, resources: ResourceSpec | None, settings: Settings, timeout: float, secret: str) -> "WorkerCluster":
         """See join_cluster."""
         tf_adapter.require_no_eager_context()
         rank = settings.rank or 0
         port = HeldPort(settings.server_port + rank if settings.server_port else 0)
         try:
-            cluster = cls._of(rank, resources, settings)
+            cluster = cls._of(rank, resources, settings, secret)
             cls.of_process = cluster
             observe_script(cluster._script_end)
             cluster._join(port, timeout)
@@ -121,11 +121,11 @@ class WorkerCluster:
         return cluster
 
     @classmethod
-    def _of(cls, rank: int, resources: ResourceSpec | None, settings: Settings) -> "WorkerCluster":
+    def _of(cls, rank: int, resources: ResourceSpec | None, settings: Settings, secret: str = "") -> "WorkerCluster":
         if settings.coordinator is None and resources is not None:
-            chief = Chief.start(resources, settings)
+            chief = Chief.start(resources, settings, secret)
             return cls(Seat(rank, resources), chief.coordinator, settings, chief=chief)
-        told = Told.from_input()
+        told = Told(secret) if secret else Told.from_input()
         resources = told.resources if resources is None else resources
         if resources is None or settings.coordinator is None:
             raise ClusterError(

@@ -154,8 +154,13 @@ train()
             {},
             "has as many devices as the others; the resource spec has nodes of 1, 2",
         ),
-        ("", TWO, {"TF_CONFIG": "{}"}, "given by a resource spec; received TF_CONFIG"),
-        ("object()", TWO, {}, "received cluster_resolver=<object"),
+        (
+            "",
+            TWO,
+            {"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'},
+            "a run's workers are given in one way",
+        ),
+        ("object()", TWO, {}, "cluster_resolver is one of tf.distribute.cluster_resolver, or None. Received: <object"),
         (
             "communication_options=tf.distribute.experimental.CommunicationOptions(implementation='NCCL')",
             TWO,

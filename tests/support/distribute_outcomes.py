@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,8 @@ class Outcomes:
 
     Args:
         folder: a new one.
-        kinds: "tensorflow" and "ours" are on one machine; "tensorflow-workers" and "ours-workers" are on two workers.
+        kinds: "tensorflow" and "ours" are on one machine; "tensorflow-workers" and "ours-workers" are on two workers,
+            and so are "ours-tasks", which find one another by TF_CONFIG.
         replicas: of each worker.
         only: the cases; none: all.
     """
@@ -40,8 +42,8 @@ class Outcomes:
         arguments = [kind, str(self.replicas), str(results), *only]
         command = [sys.executable, "-m", MODULE, *arguments]
         environments: list[dict[str, str]] = [{}]
-        if kind == "tensorflow-workers":
-            environments = [{"TF_CONFIG": json.dumps(config)} for config in _two_tasks()]
+        if kind in ("tensorflow-workers", "ours-tasks"):
+            environments = [{"TF_CONFIG": json.dumps(config)} for config in two_tasks()]
         if kind == "ours-workers":
             spec = self._folder / "two_workers.yml"
             spec.write_text(Shape("", (self.replicas, self.replicas)).resource_spec())
@@ -76,7 +78,7 @@ def require_equal(theirs: Sequence[np.ndarray], ours: Sequence[np.ndarray], *, e
             np.testing.assert_array_equal(found, expected, strict=True)
 
 
-def _two_tasks() -> Iterator[dict[str, object]]:
+def two_tasks() -> Iterator[dict[str, Any]]:
     """TF_CONFIG of two workers on this machine."""
     held = [HeldPort(0), HeldPort(0)]
     workers = [f"127.0.0.1:{port.number}" for port in held]

@@ -61,7 +61,7 @@ def made(kind: str, replicas: int) -> Any:
     ours = importlib.import_module("autodist_py.distribute")
     if kind == "towers":
         return ours.towers.MirroredStrategy(devices)
-    return ours.MultiWorkerMirroredStrategy() if kind == "ours-workers" else ours.MirroredStrategy(devices)
+    return ours.MirroredStrategy(devices) if kind == "ours" else ours.MultiWorkerMirroredStrategy()
 
 
 def programs(kind: str) -> dict[str, Case]:
@@ -78,7 +78,7 @@ def as_arrays(value: Any) -> list[np.ndarray]:
 
 def main(kind: str, replicas: int, folder: str, only: list[str]) -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
-    if kind != "ours-workers":
+    if kind not in ("ours-workers", "ours-tasks"):
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
     for name, function in programs(kind).items():
         if only and name not in only:

@@ -127,11 +127,9 @@ def along(operands: Operands, reads: tuple[Along | None, ...]) -> Found:
         uneven=result.uneven or len({read.joined for read in with_axes}) > 1 or any(_is_uneven(read) for read in known),
     )
     orders = {read.order for read in with_axes}
-    if not result.axes or orders <= {""}:
-        return result
     if len(orders) > 1:
         return None if operands.node.op in _JOINS else Mixture("pairs each example with another of the batch")
-    return replace(result, order=orders.pop())
+    return replace(result, order=result.order or orders.pop()) if result.axes and orders else result
 
 
 def of_layout(layout: BatchLayout) -> Along | None:
@@ -500,17 +498,29 @@ def _segment_sum(operands: Operands, reads: tuple[Along, ...]) -> Found:
     return Along(pools=True, adds=True) if is_fixed and reads[0].axes == {0} == reads[1].axes else None
 
 
-def _reordered(axes_of: Callable[[Operands], frozenset[int] | None], *, draws: bool = False) -> _Rule:
-    """Of an op that puts what is along some axes in another order, each in one that it draws, or all in the same."""
+def _shuffled(operands: Operands, reads: tuple[Along, ...]) -> Found:
+    return _reordered(reads[0], frozenset({0}), operands.node.name)
 
-    def rule(operands: Operands, reads: tuple[Along, ...]) -> Found:
-        axes = axes_of(operands)
-        if axes is None or reads[0].order:
-            return None
-        order = operands.node.name if draws else operands.node.op
-        return replace(reads[0], order=order) if axes & reads[0].axes else reads[0]
 
-    return rule
+def _reversed(operands: Operands, reads: tuple[Along, ...]) -> Found:
+    axes = _axes(operands)
+    return None if axes is None else _reordered(reads[0], axes, operands.node.op)
+
+
+def _rolled(operands: Operands, reads: tuple[Along, ...]) -> Found:
+    """By as many places as others, or in an order of its own."""
+    axes, places = operands.axes(2, operands.ranks[0]), operands.integers(1)
+    if axes is None:
+        return None
+    own = places and [by for axis, by in zip(axes, places, strict=True) if axis in reads[0].axes]
+    return _reordered(reads[0], frozenset(axes), f"Roll by {own}" if own else operands.node.name)
+
+
+def _reordered(read: Along, axes: frozenset[int], order: str) -> Found:
+    """Of what is put in another order along these axes."""
+    if read.order:
+        return None
+    return replace(read, order=order) if axes & read.axes else read
 
 
 _JOINS = frozenset({"ConcatV2", "Pack"})
@@ -552,13 +562,11 @@ _RULES: Mapping[str, _Rule] = {
     "GatherV2": _gather,
     "L2Loss": _l2_loss,
     "Pack": _pack,
-    "RandomShuffle": _reordered(lambda operands: frozenset({0}), draws=True),
+    "RandomShuffle": _shuffled,
     "Reshape": _reshape,
     "ResourceGather": lambda operands, reads: reads[1],
-    "ReverseV2": _reordered(_axes),
-    "Roll": _reordered(
-        lambda operands: None if (axes := operands.axes(2, operands.ranks[0])) is None else frozenset(axes)
-    ),
+    "ReverseV2": _reversed,
+    "Roll": _rolled,
     "Squeeze": _squeeze,
     "StridedSlice": _strided_slice,
     "TopKV2": _on_axis(_last, sorts=True),

@@ -7,6 +7,7 @@ import networkx as nx
 import tensorflow as tf
 
 from autodist_py.kernel.ir.batched import batched_tensors
+from autodist_py.kernel.ir.branch_writes import writes_alike
 from autodist_py.kernel.ir.graph import (
     ITERATOR_NEXT,
     SEED_INPUT,
@@ -22,6 +23,7 @@ from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Gradient, GraphItem
 
 PYTHON_OPS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
+_DRAWS = SEEDED_RANDOM | SEED_INPUT.keys() | PYTHON_OPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +102,11 @@ def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
 
 def varying_writes(item: GraphItem, analysis: Analysis) -> Iterator[tuple[str, str]]:
     """(variable, op that writes it) for every write of what differs between replicas, where it should not."""
+    view, drawing = analysis.captured, calling(analysis.captured, _DRAWS)
     for variable in item.variables:
         for writer in variable.update_ops:
-            if writer in analysis.varying and not variable.per_replica:
+            differs = writer in analysis.varying and not variable.per_replica
+            if differs and not writes_alike(view, writer, variable.name, analysis.varying, _DRAWS, drawing):
                 yield variable.name, writer
 
 
@@ -173,7 +177,7 @@ def _parts(item: GraphItem) -> set[str]:
 
 def random_ops(view: GraphView) -> set[str]:
     """Ops that give another result on each replica though their inputs are equal."""
-    return using(view, SEEDED_RANDOM | SEED_INPUT.keys() | PYTHON_OPS)
+    return using(view, _DRAWS)
 
 
 def using(view: GraphView, types: Collection[str]) -> set[str]:

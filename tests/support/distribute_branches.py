@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.support.distribute_cases import REPLICA, STEPS, SUM, case, components, data, our_case, own_parts
 from tests.support.distribute_training import network
 
-RUN_EAGERLY = {"gradient_accumulation"}
+RUN_EAGERLY = {"gradient_accumulation", "accumulation_by_hand"}
 """By TensorFlow, so that the last bits of floats may differ from those of a graph."""
 
 
@@ -108,6 +108,50 @@ def gradient_accumulation(strategy: Any) -> Any:
     step = tf.function(step) if is_ours else step
     losses = [step(own_parts(strategy, x), own_parts(strategy, y)) for _ in range(STEPS)]
     return losses, components(model.variables), components(optimizer.variables)
+
+
+@case
+def accumulation_by_hand(strategy: Any) -> Any:
+    """Each replica adds up its own gradients, and every other step their sum trains, in a branch that clears them."""
+    is_ours = type(strategy).__module__.startswith("autodist_py")
+    x, y = data()
+    with strategy.scope():
+        model = network()
+        optimizer = keras.optimizers.Adam(0.05)
+        optimizer.build(model.trainable_variables)
+        steps = tf.Variable(0, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+        sums = [
+            tf.Variable(
+                tf.zeros(one.shape),
+                trainable=False,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.SUM,
+            )
+            for one in model.trainable_variables
+        ]
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+
+    def train() -> None:
+        gradients = [one.read_value() for one in sums]
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        for one in sums:
+            one.assign(tf.zeros_like(one))
+
+    def replica_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True)) / len(data()[0])
+        for one, gradient in zip(sums, tape.gradient(loss, model.trainable_variables), strict=True):
+            one.assign_add(gradient)
+        steps.assign_add(1)
+        tf.cond(steps % 2 == 0, train, lambda: None)
+        return loss
+
+    def step(x: Any, y: Any) -> Any:
+        return strategy.reduce(SUM, strategy.run(replica_step, args=(x, y)), axis=None)
+
+    step = tf.function(step) if is_ours else step
+    losses = [step(own_parts(strategy, x), own_parts(strategy, y)) for _ in range(STEPS)]
+    return losses, components(model.variables), components(optimizer.variables), components(sums)
 
 
 @our_case

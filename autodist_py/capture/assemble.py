@@ -193,10 +193,10 @@ def _training(needed: _Needed) -> tuple[Gradient, ...]:
             continue
         if outer:
             raise CaptureError(
-                f"the gradient of variable '{gradient.variable}' trains it (or is fetched), and the gradient of "
-                f"'{outer}' is computed through it, as in MAML. Combining it before its use would change the outer "
-                "gradient. Give the other loss tf.stop_gradient(gradient), if it is only data there, or train this "
-                "step on one device"
+                f"the gradient of variable '{gradient.variable}' trains it (or is fetched), and the loss by which "
+                f"'{outer}' is trained is computed through it, as in MAML. Combining it before its use would change "
+                "what is passed back through it. Give the other loss tf.stop_gradient(gradient), if it is only data "
+                "there, or train this step on one device"
             )
         training.append(gradient)
     return tuple(training)
@@ -210,9 +210,10 @@ def _outer(view: GraphView, own: Collection[str], markers: Mapping[str, Gradient
 
 
 def _outer_of_loss(needed: _Needed, inner: Gradient) -> str:
-    """A variable whose gradient is that of a loss made from `inner`, which depends on the variable; "": there is none.
+    """A variable on which `inner` depends, and whose gradient is that of a loss made from `inner`; "": there is none.
 
-    Such a gradient need not read `inner`: not where the loss is linear in it.
+    Such a gradient need not read `inner`: not where the loss is linear in it. Whether it was computed through `inner`,
+    or `inner` was data to the tape, the graph does not show.
     """
     own = {op_of(tensor) for tensor in inner.tensors}
     depends_on = needed.whole.dataflow_ancestors(own)

@@ -36,7 +36,7 @@ class Task:
     rank: int
 
     @classmethod
-    def of(cls, jobs: Mapping[str, Sequence[str]], job: str | None, index: int | None) -> "Task":
+    def of(cls, jobs: Mapping[str, Sequence[str | None]], job: str | None, index: int | None) -> "Task":
         """The task of that index of `job`, where `jobs` has the addresses of each job's tasks.
 
         The chief is the task of the job "chief", or else the first worker. An evaluator is a cluster of its own.
@@ -50,8 +50,13 @@ class Task:
         if (job, index) not in tasks:
             known = ", ".join(f"{name} {number}" for name, number in tasks)
             raise ClusterError(
-                f"a process of TF_CONFIG's cluster is one of its workers: {known or 'it has none'}. Received: {job} "
+                f"a process of a cluster is one of its workers: {known or 'it has none'}. Received: {job} "
                 f'{index}. Give each process its own, such as "task": {{"type": "worker", "index": 1}}'
+            )
+        if len(jobs.get("chief", ())) > 1:
+            raise ClusterError(
+                f"a cluster has one chief at most. Received: {', '.join(map(str, jobs['chief']))}. Make the others "
+                "workers"
             )
         addresses = tuple(_parsed(jobs[name][number]) for name, number in tasks)
         task = cls(addresses, tasks.index((job or "", index or 0)))
@@ -102,15 +107,19 @@ class Task:
 
     @property
     def _shared_word(self) -> str:
-        """What the workers of this cluster have, and those of others have not; it is no secret."""
-        return hashlib.sha256(json.dumps(self.addresses).encode()).hexdigest()
+        """What the workers of this cluster have, and those of others have not; it is no secret.
+
+        A local host may be written in several ways.
+        """
+        addresses = [port for _, port in self.addresses] if self._is_local else self.addresses
+        return hashlib.sha256(json.dumps(addresses).encode()).hexdigest()
 
 
-def _parsed(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
+def _parsed(address: str | None) -> tuple[str, int]:
+    host, _, port = (address or "").rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= _MOST_PORT:
         raise ClusterError(
-            f"an address of TF_CONFIG's cluster is host:port, with a port from 1 to {_MOST_PORT}. Received: "
+            f"an address of a cluster is host:port, with a port from 1 to {_MOST_PORT}. Received: "
             f"{address!r}. Write one such as 'worker-0:2222'"
         )
     return host.removeprefix("[").removesuffix("]"), int(port)

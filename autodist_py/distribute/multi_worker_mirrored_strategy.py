@@ -65,7 +65,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             cluster = join_cluster(given_resource_spec(resource_spec_file, settings), settings)
         else:
             _require_one_cluster(resolver, settings, resource_spec_file)
-            task = Task.of(resolver.cluster_spec().as_dict(), resolver.task_type, resolver.task_id)
+            given = resolver.cluster_spec()
+            jobs = {job: given.job_tasks(job) for job in given.jobs}
+            task = Task.of(jobs, resolver.task_type, resolver.task_id)
             cluster = task.join(this_machine().chief, settings)
         numbers = {len(node.replica_devices) for node in cluster.resources.workers}
         if len(numbers) > 1:
@@ -107,13 +109,16 @@ def _resolver(given: Any) -> Any:
             f"Received: {shown(resolver)}. Leave it out where `autodist run` starts the workers"
         )
     try:
-        return resolver if resolver.cluster_spec().as_dict() else None
+        jobs, _ = resolver.cluster_spec().jobs, resolver.task_id
     except (AttributeError, TypeError, ValueError) as error:
+        if given is not None:
+            raise
         raise ClusterError(
             f"TF_CONFIG is JSON with the addresses of a cluster. Received: {shown(os.environ.get('TF_CONFIG'))} "
             f"({error}). Write one such as "
             '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}'
         ) from error
+    return resolver if jobs else None
 
 
 def _require_one_cluster(resolver: Any, settings: Settings, resource_spec_file: Any) -> None:

@@ -39,7 +39,10 @@ def stepped(outer_loss: Outer, *, returns_loss: bool, stops: bool = False) -> Ca
 @pytest.mark.parametrize("returns_loss", [True, False], ids=["the loss", "the gradient"])
 @pytest.mark.parametrize("outer_loss", OUTER.values(), ids=OUTER.keys())
 def test_a_loss_made_of_a_gradient_that_is_combined_is_refused(outer_loss: Outer, *, returns_loss: bool) -> None:
-    with AutoDist() as autodist, pytest.raises(CaptureError, match=r"the gradient of 'w' is computed through it"):
+    with (
+        AutoDist() as autodist,
+        pytest.raises(CaptureError, match=r"the loss by which 'w' is trained is computed through it"),
+    ):
         autodist.function(stepped(outer_loss, returns_loss=returns_loss)).captured(X)
 
 

@@ -32,11 +32,13 @@ def test_what_stands_for_the_secret_is_made_of_the_addresses(monkeypatch: pytest
     monkeypatch.setattr(
         tf_config, "join_cluster", lambda resources, settings, *, secret: joined.append((settings, secret))
     )
-    for workers, index in ((["a:2000", "b:3000"], 0), (["a:2000", "b:3000"], 1), (["a:2000", "c:3000"], 1)):
+    same, other, local = ["a:2000", "b:3000"], ["a:2000", "c:3000"], ["localhost:2000", "127.0.0.1:3000"]
+    for workers, index in ((same, 0), (same, 1), (other, 1), (local, 0), (["127.0.0.1:2000", "[::1]:3000"], 0)):
         Task.of({"worker": workers}, "worker", index).join(MACHINE, Settings())
 
-    (chief, first), (worker, second), (_, other) = joined
-    assert first == second != other
+    (chief, first), (worker, second), (_, third), *others = joined
+    assert first == second != third
+    assert len({word for _, word in others}) == 1  # However a local host is written.
     assert chief == Settings(launch="none", coordinator_port=2000)
     assert worker == Settings(launch="none", rank=1, coordinator="a:2000", server_port=2999)
 
@@ -53,13 +55,15 @@ def test_an_evaluator_is_alone() -> None:
         ({"worker": ["a:1"], "ps": ["b:2"]}, "ps", 0, r"one of its workers: worker 0\. Received: ps 0"),
         ({"ps": ["b:2"]}, "worker", 0, r"it has none"),
         ({"worker": ["a:1", "b"]}, "worker", 0, r"host:port.*Received: 'b'"),
+        ({"worker": ["a:1", None]}, "worker", 0, r"host:port.*Received: None"),
+        ({"chief": ["a:1", "b:1"]}, "chief", 0, r"one chief at most\. Received: a:1, b:1"),
         ({"worker": ["a:1", "b:0"]}, "worker", 0, r"host:port.*Received: 'b:0'"),
         ({"worker": ["a:1", "b:65536"]}, "worker", 0, r"host:port.*Received: 'b:65536'"),
         ({"worker": ["a:1", "a:2"]}, "worker", 0, r"a machine of its own.*with a in several of its addresses"),
     ],
 )
 def test_what_is_no_worker_is_refused(
-    jobs: dict[str, list[str]], job: str | None, index: int | None, expected: str
+    jobs: dict[str, list[str | None]], job: str | None, index: int | None, expected: str
 ) -> None:
     with pytest.raises(ClusterError, match=expected):
         Task.of(jobs, job, index)

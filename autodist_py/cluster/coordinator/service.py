@@ -314,7 +314,7 @@ class CoordinatorClient:
             return ClusterError(
                 f"the coordinator at {self._address} refused this worker: {message}. Workers are started by the chief, "
                 "which gives them the secret on their standard input; where workers are started by hand, each process "
-                "is given the same."
+                "is given the same. Where TF_CONFIG names the workers, all have the same list of addresses in it."
             )
         kind = ChiefSilentError if code is grpc.StatusCode.DEADLINE_EXCEEDED else ChiefLostError
         return kind(f"the coordinator at {self._address} does not answer ({code.name}: {message})")

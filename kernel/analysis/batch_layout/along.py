@@ -128,7 +128,8 @@ def along(operands: Operands, reads: tuple[Along | None, ...]) -> Found:
     )
     orders = {read.order for read in with_axes}
     if len(orders) > 1:
-        return None if operands.node.op in _JOINS else Mixture("pairs each example with another of the batch")
+        may_be_one = operands.node.op in _JOINS or any(order.endswith(_UNKNOWN) for order in orders)
+        return None if may_be_one else Mixture("pairs each example with another of the batch")
     return replace(result, order=result.order or orders.pop()) if result.axes and orders else result
 
 
@@ -508,12 +509,14 @@ def _reversed(operands: Operands, reads: tuple[Along, ...]) -> Found:
 
 
 def _rolled(operands: Operands, reads: tuple[Along, ...]) -> Found:
-    """By as many places as others, or in an order of its own."""
+    """By as many places as others, or by a number that is not known."""
     axes, places = operands.axes(2, operands.ranks[0]), operands.integers(1)
     if axes is None:
         return None
-    own = places and [by for axis, by in zip(axes, places, strict=True) if axis in reads[0].axes]
-    return _reordered(reads[0], frozenset(axes), f"Roll by {own}" if own else operands.node.name)
+    if places is None:
+        return _reordered(reads[0], frozenset(axes), f"Roll by {operands.node.input[1]}{_UNKNOWN}")
+    own = sum(by for axis, by in zip(axes, places, strict=True) if axis in reads[0].axes)
+    return _reordered(reads[0], frozenset(axes), f"Roll by {own}") if own else reads[0]
 
 
 def _reordered(read: Along, axes: frozenset[int], order: str) -> Found:
@@ -524,6 +527,8 @@ def _reordered(read: Along, axes: frozenset[int], order: str) -> Found:
 
 
 _JOINS = frozenset({"ConcatV2", "Pack"})
+_UNKNOWN = "?"
+"""The end of an order that may be the same as another one."""
 _LAYERS = ("AvgPool", "AvgPool3D", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "LRN", "MaxPool", "MaxPool3D")
 _GATES = ("Equal", "Greater", "GreaterEqual", "IsFinite", "IsInf", "IsNan", "Less", "LessEqual", "NotEqual", "Sign")
 _TERMS = (*ADDITIVE, "Complex", "Sub")

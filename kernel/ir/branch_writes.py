@@ -8,10 +8,9 @@ Before → after, of a branch that all replicas take or none, and that is given 
 from collections.abc import Collection, Set
 from typing import Any
 
-from autodist_py.kernel.ir.graph import READS_VARIABLE, GraphView, functions_of
+from autodist_py.kernel.ir.functions import reached_in, sources
+from autodist_py.kernel.ir.graph import PASSES_HANDLE, READS_VARIABLE, RUNS_BRANCH, GraphView, functions_of
 from autodist_py.kernel.ir.names import op_of
-
-_BRANCHES = frozenset({"Case", "If", "StatelessCase", "StatelessIf"})
 
 
 def writes_alike(
@@ -29,39 +28,28 @@ def writes_alike(
     """
     node = view.nodes[writer]
     condition, *given = (op_of(name) for name in node.input if not name.startswith("^"))
-    if node.op not in _BRANCHES or condition in varying or handle not in given:
+    if node.op not in RUNS_BRANCH or condition in varying or handle not in given:
         return False
     written = {index for index, op in enumerate(given) if op == handle}
     own = {index for index, op in enumerate(given) if op in varying}
-    functions = [view.library[name] for _, name in functions_of(node)]
+    functions = [view.library[name] for name in _called(node)]
     return not written & own and all(_are_alike(one, written, own, draws, drawing) for one in functions)
 
 
 def _are_alike(
-    function: Any,
-    written: Collection[int],
-    own: Collection[int],
-    draws: Collection[str],
-    drawing: Set[str],
+    function: Any, written: Collection[int], own: Collection[int], draws: Collection[str], drawing: Set[str]
 ) -> bool:
     """Whether what a FunctionDef writes to its arguments `written` depends on none of `own`, nor on what is drawn."""
     arguments = [one.name for one in function.signature.input_arg]
+    drawn = [node.name for node in function.node_def if node.op in draws or not drawing.isdisjoint(_called(node))]
+    reached = reached_in(function, [*(arguments[index] for index in own), *drawn])
     handles = {arguments[index] for index in written}
-    reached = {arguments[index] for index in own}
-    nodes = {node.name: [_source(name) for name in node.input if name[0] != "^"] for node in function.node_def}
-    for node in function.node_def:
-        if node.op in draws or any(name in drawing for _, name in functions_of(node)):
-            reached.add(node.name)
-    while more := {name for name, reads in nodes.items() if not reached.isdisjoint(reads)} - reached:
-        reached |= more
-    return not any(
-        node.op not in READS_VARIABLE
-        and not handles.isdisjoint(nodes[node.name])
-        and (node.name in reached or not node.op.startswith("Assign"))  # What passes a handle on is not looked into.
-        for node in function.node_def
+    writers = (
+        node for node in function.node_def if node.op not in READS_VARIABLE and not handles.isdisjoint(sources(node))
     )
+    # What passes the handle on is not looked into.
+    return not any(node.name in reached or node.op in PASSES_HANDLE or _called(node) for node in writers)
 
 
-def _source(name: str) -> str:
-    """The op or argument of a library function that an input there names."""
-    return name.partition(":")[0]
+def _called(node: Any) -> list[str]:
+    return [name for _, name in functions_of(node)]

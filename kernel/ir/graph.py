@@ -31,6 +31,9 @@ READS_VARIABLE = frozenset(
 )
 """Op types that take a variable's handle and leave its value as it is; every other one writes it."""
 
+RUNS_BRANCH = frozenset({"Case", "If", "StatelessCase", "StatelessIf"})
+"""Op types that run one of several functions, by their first input."""
+
 PASSES_HANDLE = frozenset({"Identity", "IdentityN", "Switch", "Merge", "Enter", "Exit", "NextIteration"})
 """Op types whose outputs are the handles they are given."""
 
@@ -445,7 +448,7 @@ class GraphView:
         called = [name for _, name in functions_of(node) if name in self.library]
         if not called:
             return True
-        offset = {"If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1}.get(node.op, 0)
+        offset = 1 if node.op in RUNS_BRANCH else 0
         return any(self._argument_is_written(name, position - offset) for name in called)
 
     def _argument_is_written(self, function_name: str, position: int) -> bool:

@@ -38,7 +38,8 @@ from autodist_py.kernel.analysis.batch_layout.arithmetic import ADDITIVE
 from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout
 from autodist_py.kernel.analysis.batch_layout.rules import is_known
 from autodist_py.kernel.ir.dataflow import random_ops
-from autodist_py.kernel.ir.graph import GraphView, functions_of
+from autodist_py.kernel.ir.functions import reached_in
+from autodist_py.kernel.ir.graph import RUNS_BRANCH, GraphView, functions_of
 from autodist_py.kernel.ir.names import op_of, parse
 
 
@@ -73,7 +74,6 @@ _RESHAPES = frozenset({"BroadcastTo", "Reshape", "Slice", "StridedSliceGrad", "T
 """Op types whose result has a row for each example if its first dimension is not known."""
 _ADDS_UP = OF_WEIGHTS | {"UnsortedSegmentSum", "FusedBatchNormGradV3"}
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-_BRANCHES = frozenset({"Case", "If", "StatelessCase", "StatelessIf"})
 _LOOPS = frozenset({"StatelessWhile", "While"})
 _SUM = Along(pools=True, adds=True)
 _ADDED = "added up"
@@ -262,7 +262,7 @@ class BackPropagation:
         """Whether a call, branch or loop is: all of the functions that it may run are."""
         if node.op in _CALLS:
             return all(self._is_linear_function(name, passed) for name in called)
-        if node.op in _BRANCHES:
+        if node.op in RUNS_BRANCH:
             arguments = frozenset(index - 1 for index in passed)
             return 0 not in passed and all(self._is_linear_function(name, arguments) for name in called)
         if node.op not in _LOOPS:
@@ -279,16 +279,8 @@ class BackPropagation:
     def _reached(self, function: str, arguments: Collection[int]) -> set[str]:
         """Of a library function, the arguments and ops that depend on the numbers of these arguments."""
         definition = self.graph.library[function]
-        reached = {definition.signature.input_arg[index].name for index in arguments}
-        num_before = -1
-        while len(reached) != num_before:
-            num_before = len(reached)
-            reached |= {
-                node.name
-                for node in definition.node_def
-                if node.op not in _ONLY_SHAPES and any(read.partition(":")[0] in reached for read in node.input)
-            }
-        return reached
+        begins = [definition.signature.input_arg[index].name for index in arguments]
+        return reached_in(definition, begins, but=_ONLY_SHAPES)
 
     def _returned(self, function: str, reached: Collection[str]) -> frozenset[int]:
         """The results of a library function that are among these."""

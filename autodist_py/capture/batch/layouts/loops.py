@@ -36,12 +36,11 @@ from autodist_py.kernel.analysis.batch_layout.layouts import FIXED, BatchLayout,
 from autodist_py.kernel.analysis.batch_layout.lists import MAKES, UNSET
 from autodist_py.kernel.analysis.batch_layout.rules import layout_of
 from autodist_py.kernel.ir.dataflow import random_ops
-from autodist_py.kernel.ir.graph import READS_VARIABLE, GraphView
+from autodist_py.kernel.ir.graph import READS_VARIABLE, RUNS_BRANCH, GraphView
 
 _LOOPS = frozenset({"StatelessWhile", "While"})
-_BRANCHES = frozenset({"Case", "If", "StatelessCase", "StatelessIf"})
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-RUNS = _LOOPS | _BRANCHES | _CALLS
+RUNS = _LOOPS | RUNS_BRANCH | _CALLS
 """Op types that run library functions, which are followed into."""
 
 _FOLLOWED = frozenset(
@@ -109,9 +108,9 @@ class Functions:
             return self._turned(op, arguments)
         reads = [argument.known for argument in arguments]
         names = list(_called(op))
-        if op.type in _BRANCHES and reads[0].layout is not BatchLayout.REPLICATED:
+        if op.type in RUNS_BRANCH and reads[0].layout is not BatchLayout.REPLICATED:
             return [UNKNOWN] * len(op.outputs)
-        passed = reads[1:] if op.type in _BRANCHES else reads
+        passed = reads[1:] if op.type in RUNS_BRANCH else reads
         ways = [self._computed(op, name, passed) for name in names]
         return [_one_of(results) for results in zip(*ways, strict=True)]
 

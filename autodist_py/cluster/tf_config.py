@@ -76,8 +76,9 @@ class Task:
 
         Of local workers each has a loopback address of its own.
         """
-        local = local_resource_spec(len(self.addresses)).nodes
-        hosts = [node.address for node in local] if self._is_local else [host for host, _ in self.addresses]
+        hosts = [host for host, _ in self.addresses]
+        if self._is_local:
+            hosts = [node.address for node in local_resource_spec(len(hosts)).nodes]
         return ResourceSpec(
             tuple(replace(machine, address=host, chief=rank == 0) for rank, host in enumerate(hosts)),
         )

@@ -109,7 +109,7 @@ def _resolver(given: Any) -> Any:
             f"Received: {shown(resolver)}. Leave it out where `autodist run` starts the workers"
         )
     try:
-        jobs, _ = resolver.cluster_spec().jobs, resolver.task_id
+        jobs, _ = resolver.cluster_spec().jobs, resolver.task_id  # Reading the index shows whether it is a number.
     except (AttributeError, TypeError, ValueError) as error:
         if given is not None:
             raise

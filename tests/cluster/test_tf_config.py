@@ -20,6 +20,12 @@ def test_ranks_are_the_chief_s_and_then_those_of_workers() -> None:
     assert {node.gpus for node in task.resources(MACHINE).nodes} == {(0, 1)}
 
 
+def test_a_cluster_of_machines_may_be_large() -> None:
+    task = Task.of({"worker": [f"worker-{rank}:2222" for rank in range(300)]}, "worker", 299)
+
+    assert len(task.resources(MACHINE).workers) == 300
+
+
 def test_local_workers_have_an_address_each() -> None:
     task = Task.of({"worker": ["localhost:1", "[::1]:2", "127.0.0.1:3"]}, "worker", 0)
 

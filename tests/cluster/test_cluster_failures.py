@@ -203,11 +203,11 @@ def test_a_process_whose_python_stands_still_is_not_lost(start):
         ready()
         for rank in (1, 0):
             if cluster.rank == rank:
-                ctypes.PyDLL(None).sleep(7)  # It keeps Python's lock.
+                ctypes.PyDLL(None).sleep(9)  # It keeps Python's lock.
             cluster.barrier(f"{rank} goes on")
         print("over", flush=True)
     """,
-        AUTODIST_HEARTBEAT_TIMEOUT="2",
+        AUTODIST_HEARTBEAT_TIMEOUT="4",
     )
 
     assert run.end(6 * END_SECONDS) == 0, run.text

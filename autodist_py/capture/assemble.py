@@ -187,7 +187,7 @@ def _training(needed: _Needed) -> tuple[Gradient, ...]:
         own = {op_of(tensor) for tensor in gradient.tensors}
         readers = view.dataflow_consumers(own)
         is_read = bool(own & read_by_markers or readers & through)
-        outer = _outer(view, own, markers) if is_read else _outer_of_loss(needed, gradient)
+        outer = _outer(needed, gradient, _readers(view, own, markers) if is_read else ())
         is_data = bool(readers & to_markers) and not outer
         if not (own & ends or readers & to_ends or is_data):
             continue
@@ -202,30 +202,32 @@ def _training(needed: _Needed) -> tuple[Gradient, ...]:
     return tuple(training)
 
 
-def _outer(view: GraphView, own: Collection[str], markers: Mapping[str, Gradient]) -> str:
-    """A variable whose gradient is computed from the markers `own`."""
+def _readers(view: GraphView, own: Collection[str], markers: Mapping[str, Gradient]) -> tuple[Gradient, ...]:
+    """The gradients that are computed from the markers `own`."""
     reached = view.dataflow_descendants(own, blocked=markers.keys() - own)
-    through = view.dataflow_consumers(reached) & (markers.keys() - own)
-    return min(markers[name].variable for name in through)
+    return tuple(markers[name] for name in view.dataflow_consumers(reached) & (markers.keys() - own))
 
 
-def _outer_of_loss(needed: _Needed, inner: Gradient) -> str:
-    """A variable on which `inner` depends, and whose gradient is that of a loss made from `inner`; "": there is none.
+def _outer(needed: _Needed, inner: Gradient, readers: Collection[Gradient]) -> str:
+    """A variable on which `inner` depends, and whose gradient was passed back through `inner`; "": there is none.
 
-    Such a gradient need not read `inner`: not where the loss is linear in it. Whether it was computed through `inner`,
-    or `inner` was data to the tape, the graph does not show.
+    A tape says what it passed through. `tf.gradients` passes through all that the loss is made of: such a gradient
+    reads `inner` (it is one of the `readers`), or the loss is linear in `inner`.
     """
     own = {op_of(tensor) for tensor in inner.tensors}
     depends_on = needed.whole.dataflow_ancestors(own)
     stops = {node.name for node in needed.whole.of_type(("StopGradient",))}
     reached = needed.whole.dataflow_descendants(own, blocked=stops)
-    outer = (
-        gradient.variable
-        for gradient in needed.recorded
-        if gradient is not inner and gradient.variable in depends_on
-        if any(op_of(loss) in reached for loss in needed.traced.origins[gradient].losses)
-    )
-    return min(outer, default="")
+
+    def is_outer(gradient: Gradient) -> bool:
+        origin = needed.traced.origins[gradient]
+        if origin.through is None and gradient in readers:
+            return True
+        passed = own.intersection(map(op_of, origin.through or ()))
+        is_made_of = origin.through is None and not reached.isdisjoint(map(op_of, origin.losses))
+        return bool(passed or is_made_of) and gradient.variable in depends_on
+
+    return min((one.variable for one in needed.recorded if one is not inner and is_outer(one)), default="")
 
 
 def reject_idle_gradients(recorded: Sequence[Gradient], item: GraphItem) -> None:

@@ -38,7 +38,9 @@ def take_joints_apart(traced: TracedGraph) -> TracedGraph:
         run_ops=tuple(part for name in traced.run_ops for part in parts.ops(name)),
         origins={
             replace(gradient, tensors=parts.tensors(gradient.tensors)): replace(
-                origin, losses=parts.tensors(origin.losses)
+                origin,
+                losses=parts.tensors(origin.losses),
+                through=None if origin.through is None else parts.tensors(origin.through),
             )
             for gradient, origin in traced.origins.items()
         },

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial, wraps
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
@@ -226,14 +226,21 @@ def patched(owner: Any, attribute: str, replacement: Any) -> Iterator[None]:
 
 
 Compute = Callable[[Sequence[Any]], list[Any]]
-OnGradients = Callable[[Compute, Sequence[Any], Sequence[Any]], list[Any]]
+
+
+class OnGradients(Protocol):
+    """What a gradient computation goes through: see `gradient_calls`."""
+
+    def __call__(
+        self, compute: Compute, sources: Sequence[Any], targets: Sequence[Any], *, is_taped: bool
+    ) -> list[Any]: ...
 
 
 @contextmanager
 def gradient_calls(
     on_gradients: OnGradients, on_vectorized_loop: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[None]:
-    """Every gradient computation goes through `on_gradients(compute, sources, targets)`.
+    """Every gradient computation goes through `on_gradients(compute, sources, targets, is_taped=...)`.
 
     `compute(seeds)` returns the gradients, one for each of the flat `sources` (variables, tensors), as `on_gradients`
     does. They are those of the sum of `targets`, which are none where the user gives the targets' own gradients.
@@ -253,7 +260,7 @@ def gradient_calls(
             own, options = _seeded(seeds, args, kwargs, "grad_ys")
             return list(helper(ys, xs, *own, **options))
 
-        return on_gradients(compute, sources, targets)
+        return on_gradients(compute, sources, targets, is_taped=False)
 
     def taped(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         def compute(seeds: Sequence[Any]) -> list[Any]:
@@ -263,7 +270,7 @@ def gradient_calls(
 
         given = args[0] if args else kwargs.get("output_gradients")
         targets = tf.nest.flatten(target) if given is None else []
-        gradients = on_gradients(compute, tf.nest.flatten(sources), targets)
+        gradients = on_gradients(compute, tf.nest.flatten(sources), targets, is_taped=True)
         return gradients[0] if not tf.nest.is_nested(sources) else tf.nest.pack_sequence_as(sources, gradients)
 
     vectorize = parallel_for.pfor
@@ -277,6 +284,22 @@ def gradient_calls(
         stack.enter_context(patched(tf.GradientTape, "gradient", taped))
         stack.enter_context(patched(parallel_for, "pfor", vectorized))
         yield
+
+
+def identity(tensor: tf.Tensor, on_back: Callable[[tf.Tensor], None]) -> tf.Tensor:
+    """`tf.identity(tensor)`, and `on_back` is called with it whenever the back-propagation of a tape passes through it.
+
+    That of `tf.gradients`, which finds its way in the graph and not on a tape, does not call it.
+    """
+    with record.stop_recording():
+        passed: tf.Tensor = tf.identity(tensor)
+
+    def back(gradient: tf.Tensor) -> list[tf.Tensor]:
+        on_back(passed)
+        return [gradient]
+
+    record.record_operation("Identity", [passed], [tensor], back)
+    return passed
 
 
 OnCustomGradient = Callable[[Sequence[Any], Sequence[Any], Callable[..., Any]], Callable[..., Any]]

@@ -50,11 +50,14 @@ class Origin:
         seeds: for each loss, the name of the ones that its back-propagation begins with; none: not known. They are
             those of one call's gradients.
         custom: the custom gradients that its back-propagation has called.
+        through: names of the tensors of other recorded gradients that its back-propagation passed through; None: not
+            known, as it is no tape's.
     """
 
     losses: tuple[str, ...] = ()
     seeds: tuple[str, ...] = ()
     custom: tuple[CustomGradient, ...] = ()
+    through: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class GradientRecorder:
         self._depth = 0
         self._in_vectorized_loop = False
         self._custom: list[CustomGradient] = []
+        self._through: list[str] = []
         self.gradients: list[RecordedGradient] = []
         self.of_examples: list[tf.Tensor] = []
         """Handles of variables whose gradients are computed in vectorized loops, for each example, say."""
@@ -108,7 +112,9 @@ class GradientRecorder:
         finally:
             self._in_vectorized_loop = before
 
-    def _on_gradients(self, compute: tf_adapter.Compute, sources: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
+    def _on_gradients(
+        self, compute: tf_adapter.Compute, sources: Sequence[Any], targets: Sequence[Any], *, is_taped: bool
+    ) -> list[Any]:
         # Only the outermost call counts: inside it, gradients of branches, loops and recomputed parts are computed too.
         if self._depth or not tf_adapter.is_within(self._graph):
             return compute(())
@@ -118,13 +124,14 @@ class GradientRecorder:
         known = all(isinstance(target, tf.Tensor) and target.graph is self._graph for target in targets)
         seeds = self._seeds(targets) if known else []
         self._depth += 1
-        self._custom = []
+        self._custom, self._through = [], []
         try:
             gradients = compute(seeds)
         finally:
             self._depth -= 1
         losses = tuple(target.name for target in targets) if known else ()
-        origin = Origin(losses, tuple(seed.name for seed in seeds), tuple(self._custom))
+        through = tuple(self._through) if is_taped else None
+        origin = Origin(losses, tuple(seed.name for seed in seeds), tuple(self._custom), through)
         return [self._record(source, gradient, origin) for source, gradient in zip(sources, gradients, strict=True)]
 
     def _on_custom_gradient(
@@ -185,7 +192,7 @@ class GradientRecorder:
                 "replicas; compute it in the step itself"
             )
         with tf.name_scope("gradient"), tf.control_dependencies(None):
-            passed = tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
+            passed = tf.nest.map_structure(self._passed_on, gradient, expand_composites=True)
         if isinstance(passed, tf.IndexedSlices):
             if passed.dense_shape is None:
                 passed = tf.IndexedSlices(passed.values, passed.indices, tf.identity(tf.shape(source)))
@@ -194,6 +201,9 @@ class GradientRecorder:
             tensors = (passed,)
         self.gradients.append(RecordedGradient(handle, tensors, origin, reduction))
         return passed
+
+    def _passed_on(self, tensor: tf.Tensor) -> tf.Tensor:
+        return tf_adapter.identity(tensor, lambda passed: self._through.append(passed.name))
 
     def _graph_handle(self, source: Any) -> tf.Tensor | None:
         """The handle of a variable in the graph; None where the source is no variable."""

@@ -85,10 +85,12 @@ def added(trace: ReplicaTrace, value: Any, num_replicas: int) -> Any:
 def joined(trace: ReplicaTrace, value: tf.Tensor, axis: Any, num_replicas: int) -> tf.Tensor:
     """The replicas' values of `value`, one after the other along `axis`."""
     axis, rank = tf.get_static_value(axis), value.shape.rank
-    if axis is None or rank is None:
+    if axis is None:
+        raise ValueError("values are gathered along an axis that is known when the function is traced; it is a tensor")
+    if rank is None:
         raise ValueError(
-            f"values are gathered along an axis that is known when the function is traced, of a known number; received "
-            f"the axis {axis} of a value of the shape {value.shape}"
+            "values are gathered if they have the same rank on all replicas. It is not known when the function is "
+            "traced, or replicas were given values of different ranks. Give the value its rank: tf.ensure_shape"
         )
     if rank == 0:
         raise ValueError("scalars are not gathered, as they have no axis; use tf.expand_dims(value, 0)")

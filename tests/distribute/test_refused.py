@@ -88,6 +88,10 @@ def merged_behind_its_back() -> Any:
     return REPLICA().merge_call(lambda _: value) + 0.0
 
 
+def of_any_rank() -> tf.Tensor:
+    return tf.ones(tf.ones([tf.cast(own(), tf.int32) + 1], tf.int32))
+
+
 VARIABLES: dict[str, Any] = {}
 PLAIN = tf.Variable(1.0)
 
@@ -107,6 +111,8 @@ PLAIN = tf.Variable(1.0)
         (lambda: differentiated_symbolically(combined_in_a_branch), CaptureError, THROUGH_A_BRANCH),
         (lambda: differentiated_symbolically(merged_in_a_branch), CaptureError, THROUGH_A_BRANCH),
         (lambda: REPLICA().all_gather(own(), axis=0), ValueError, "scalars are not gathered.*tf.expand_dims"),
+        (lambda: REPLICA().all_gather(of_any_rank(), axis=0), ValueError, "if they have the same rank.*ensure_shape"),
+        (lambda: REPLICA().all_gather([own()], tf.cast(own(), tf.int32)), ValueError, "along an axis that is known"),
         (lambda: PLAIN.assign_add(own()), CaptureError, "is written by each replica.*within `with strategy.scope"),
         (merged_behind_its_back, CaptureError, "a merge_call returns 'mul.*Give it the value"),
         (lambda: tf.Variable(1.0).read_value(), ValueError, "created on the first call"),

@@ -15,7 +15,13 @@ from tensorflow.python.eager import lift_to_graph, record
 from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
 from tensorflow.python.framework import auto_control_deps, auto_control_deps_utils, ops
 from tensorflow.python.framework import func_graph as func_graph_module
-from tensorflow.python.ops import cond_v2, control_flow_util_v2, gradients_util, resource_variables_toggle
+from tensorflow.python.ops import (
+    cond_v2,
+    control_flow_util_v2,
+    gradients_util,
+    op_selector,
+    resource_variables_toggle,
+)
 from tensorflow.python.ops import custom_gradient as custom_gradient_module
 from tensorflow.python.ops import resource_variable_ops as variable_ops
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
@@ -110,6 +116,24 @@ def computed_before(tensor: tf.Tensor, arguments: Sequence[tf.Tensor], on_gradie
         result = tf.identity(lifted[tensor])
     record.record_operation("ComputedBefore", [result], given, back)
     return result
+
+
+def computed_outside(tensor: tf.Tensor) -> tf.Tensor | None:
+    """The value of `tensor`, which a function computes that is being traced, outside of it, in the default graph.
+
+    None: it is computed from what the function is given.
+    """
+
+    @tf.function(autograph=False)
+    def compute() -> Any:
+        around = tf.compat.v1.get_default_graph()
+        return lift_to_graph.lift_to_graph([tensor], around, handle_captures=True)[tensor]
+
+    try:
+        value: tf.Tensor = compute()
+    except op_selector.UnliftableError:
+        return None
+    return value
 
 
 def _gradient_of(back: Callable[..., None]) -> str:

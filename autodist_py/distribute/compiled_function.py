@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from autodist_py.capture.doors.bound_graph import NewVariables
@@ -80,12 +81,16 @@ class _Traced:
             # Another worker may have another value.
             is_one = self._placement.is_alone or not tf_adapter.is_of_tensors(leaf)
             return () if is_one else [leaf] * len(self._local)
-        if not all(map(tf.is_tensor, _tensors(leaf.values))):
+        values: Sequence[Any] = leaf.values
+        if len({type(value) for value in values} & {bool, int, float, np.ndarray}) == 1:
+            values = [tf.convert_to_tensor(value) for value in values]
+        are_tensors = all(map(tf.is_tensor, _tensors(values)))
+        if not are_tensors or len({tuple(each.dtype for each in _tensors(value)) for value in values}) > 1:
             raise CaptureError(
                 f"each replica is given an object of its own, {leaf.values}; a function that is compiled for all of "
-                "them takes tensors. Give it tf.constant(...) of the values, or call run() on no tf.function"
+                "them takes tensors of one type. Give it tf.constant(...) of the values, or call run() on no "
+                "tf.function"
             )
-        values: Sequence[Any] = leaf.values
         return values
 
     def _variable(self, creator: Callable[..., Any], **kwargs: Any) -> Any:

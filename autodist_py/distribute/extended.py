@@ -68,7 +68,7 @@ class CompiledExtended(tf_adapter.MirroredExtended):
     def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         if self._context is None or isinstance(tensor, float | int):
             return super()._broadcast_to(tensor, destinations)
-        return self._context.mirrored(tf.convert_to_tensor(tensor), destinations)
+        return self._context.mirrored(tf_adapter.as_value(tensor), destinations)
 
     def _update(self, variable: Any, function: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
         if self._context is None:

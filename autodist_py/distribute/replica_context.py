@@ -114,7 +114,8 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
             return leaf
         if isinstance(leaf, tf.Variable) and not tf_adapter.is_lazy_read(leaf):
             return tf_adapter.container_of(leaf)
-        value = tf_adapter.as_value(leaf) if tf_adapter.is_lazy_read(leaf) else leaf
+        is_read = tf_adapter.is_lazy_read(leaf) or isinstance(leaf, tf.IndexedSlices)
+        value = tf_adapter.as_value(leaf) if is_read else leaf
         flat = tf.nest.flatten(value, expand_composites=True)
         differs = any(self.trace.has(each) and not self.trace.is_one_here(each) for each in flat)
         return self._lazy(value) if differs else value

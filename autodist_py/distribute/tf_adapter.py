@@ -174,8 +174,11 @@ def is_of_several_workers(strategy: Any) -> bool:
 
 
 def as_value(leaf: Any) -> Any:
-    """`leaf`, a tensor, a variable or a number, as what ops read: IndexedSlices and other composites as they are."""
-    return leaf if isinstance(leaf, tf.IndexedSlices) else tf.convert_to_tensor(leaf)
+    """`leaf`, a tensor, a variable or a number, as what ops read; likewise the parts of IndexedSlices."""
+    if not isinstance(leaf, tf.IndexedSlices):
+        return tf.convert_to_tensor(leaf)
+    shape = None if leaf.dense_shape is None else tf.convert_to_tensor(leaf.dense_shape)
+    return tf.IndexedSlices(tf.convert_to_tensor(leaf.values), tf.convert_to_tensor(leaf.indices), shape)
 
 
 def device_named(name: str) -> str:

@@ -116,7 +116,7 @@ PLAIN = tf.Variable(1.0)
         (lambda: PLAIN.assign_add(own()), CaptureError, "is written by each replica.*within `with strategy.scope"),
         (merged_behind_its_back, CaptureError, "a merge_call returns 'mul.*Give it the value"),
         (lambda: tf.Variable(1.0).read_value(), ValueError, "created on the first call"),
-        (lambda: tf.Variable(tf.random.uniform([])), CaptureError, "is created inside the step.*create it before"),
+        (lambda: tf.Variable(own()), CaptureError, "is created inside the step.*create it before"),
     ],
 )
 def test_what_replicas_cannot_do_is_refused(function: Callable[[], Any], error: type[Exception], message: str) -> None:

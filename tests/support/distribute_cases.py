@@ -163,6 +163,53 @@ def structures_and_python_values(strategy: Any) -> Any:
 
 
 @case
+def python_numbers_of_each_replica(strategy: Any) -> Any:
+    def of_each(function: Callable[[int], Any]) -> Any:
+        def of_replica(context: Any) -> Any:
+            return function(int(context.replica_id_in_sync_group))
+
+        return strategy.experimental_distribute_values_from_function(of_replica)
+
+    def replica_step(integer: tf.Tensor, real: tf.Tensor, array: tf.Tensor) -> Any:
+        return integer * 2, real / 3.0, tf.reduce_sum(array), tf.shape(array)
+
+    values = of_each(lambda each: each), of_each(lambda each: 0.5 + each), of_each(lambda each: np.ones([3, each + 1]))
+
+    results = tf.function(lambda values: strategy.run(replica_step, values))(values)
+    return tf.nest.map_structure(strategy.experimental_local_results, results)
+
+
+@case
+def scattered_updates_of_the_first_replica(strategy: Any) -> Any:
+    """The dense shape may be a tuple, as TensorFlow's methods take it."""
+    first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    with strategy.scope():
+        least, set_ = (tf.Variable([0.0, 0.0, 0.0], aggregation=first) for _ in range(2))
+
+    def replica_step() -> None:
+        own = tf.cast(REPLICA().replica_id_in_sync_group, tf.float32) + 1.0
+        least.scatter_min(tf.IndexedSlices(tf.constant([-1.0]), tf.constant([1]), (3,)))
+        set_.scatter_update(tf.IndexedSlices(tf.stack([own, own * 2.0]), tf.constant([0, 2]), (3,)))
+
+    tf.function(lambda: strategy.run(replica_step))()
+    return components([least, set_])
+
+
+@case
+def a_variable_made_in_the_first_step_of_what_the_step_computes(strategy: Any) -> Any:
+    made: list[Any] = []
+
+    def replica_step() -> tf.Tensor:
+        if not made:
+            made.append(tf.Variable(2.0 * tf.random.stateless_uniform([3], seed=[1, 2])))
+        return REPLICA().all_reduce(SUM, made[0] * 1.0)
+
+    with strategy.scope():
+        total = tf.function(lambda: strategy.run(replica_step))()
+    return strategy.experimental_local_results(total)[0], components(made)
+
+
+@case
 def a_function_given_to_run_eagerly(strategy: Any) -> Any:
     with strategy.scope():
         v = tf.Variable(1.0, aggregation=tf.VariableAggregation.MEAN)

@@ -71,20 +71,26 @@ class NewVariables:
         """A creator of variables, for `tf.variable_creator_scope`.
 
         Raises:
-            CaptureError: it would be made for every program, or its initial value is computed in the function.
+            CaptureError: it would be made for every program, or begins with what is computed from what the function is
+                given.
         """
-        initial = kwargs.get("initial_value")
-        if tf.is_symbolic_tensor(initial):
-            initial = tf.get_static_value(initial)
-        if not self._are_allowed or initial is None:
-            raise CaptureError(
-                f"a variable ({kwargs.get('name') or 'without a name'}) is created inside the step, which would make "
-                "it anew for every program. To keep one, create it before the step is first called, or once, with an "
-                "initial value that is not computed in the step"
-            )
-        self.are_made = True
         with tf.init_scope():
+            initial = self._initial_value(kwargs.get("initial_value"))
+            if not self._are_allowed or initial is None:
+                raise CaptureError(
+                    f"a variable ({kwargs.get('name') or 'without a name'}) is created inside the step, which would "
+                    "make it anew for every program. To keep one, create it before the step is first called, or once, "
+                    "with an initial value that is not computed from what the step is given"
+                )
+            self.are_made = True
             return self._make(creator, **{**kwargs, "initial_value": initial})
+
+    def _initial_value(self, given: Any) -> Any:
+        """What a variable begins with that is made outside: no tensor of the function; None: nothing is known."""
+        if not self._are_allowed or not tf.is_symbolic_tensor(given):
+            return given
+        static = tf.get_static_value(given)
+        return tf_adapter.computed_outside(given) if static is None else static
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,31 @@ def test_a_variable_created_in_the_step_is_refused():
         capture(step, batch())
 
 
+def test_a_variable_of_what_the_step_computes_is_created_once():
+    made = []
+
+    def step(x):
+        if not made:
+            made.append(tf.Variable(2.0 * tf.random.stateless_uniform([3], seed=[1, 2]), name="computed"))
+        return tf.reduce_sum(made[0] * x)
+
+    captured = capture(step, batch())
+    assert names(captured) == ["computed"]
+    assert made[0].numpy() == pytest.approx(2.0 * tf.random.stateless_uniform([3], seed=[1, 2]).numpy())
+
+
+def test_a_variable_that_begins_with_what_the_step_is_given_is_refused():
+    made = []
+
+    def step(x):
+        if not made:
+            made.append(tf.Variable(tf.reduce_mean(x), name="given"))
+        return tf.reduce_sum(made[0] * x)
+
+    with pytest.raises(CaptureError, match=r"\(given\) is created inside .* not computed from what the step is given"):
+        capture(step, batch())
+
+
 def test_layers_and_optimizers_that_are_built_when_first_used_are_captured_with_all_their_variables():
     step, args = FUNCTION_STEPS["keras_mlp"]()
     captured = capture(step, *args)

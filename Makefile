@@ -38,11 +38,17 @@ fuzz-inputs: $(INSTALLED)
 kills: $(INSTALLED)
 	KILLS=100 KILLS_SEED=$${KILLS_SEED:-1} TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/pytest -s tests/lab/test_kills.py
 
-# Models that others ship, in an environment of their own: one of them has NumPy 1, and the other tests keep theirs.
-# Some 500 MB beside TensorFlow; without it these tests are skipped.
+# Models that others ship, and TensorFlow's own tests, in an environment of their own: one of them has NumPy 1, and the
+# other tests keep theirs. Some 500 MB beside TensorFlow; without it these tests are skipped.
+SOURCE := .cache/tensorflow
+VERSION := from importlib.metadata import version; print(version("tensorflow"))
 packages:
 	test -x .venv-packages/bin/python || $(PYTHON) -m venv .venv-packages
 	.venv-packages/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,packages]'
+	test -d $(SOURCE) || git clone --quiet --depth 1 --filter blob:none --sparse \
+		--branch v$$(.venv-packages/bin/python -c '$(VERSION)') https://github.com/tensorflow/tensorflow $(SOURCE) \
+		&& git -C $(SOURCE) sparse-checkout set tensorflow/python/distribute \
+		|| echo "TensorFlow's repository was not fetched, so its tests are skipped"
 	.venv-packages/bin/pytest tests/packages -m "not slow"
 	.venv-packages/bin/pytest tests/packages/test_keras_applications.py
 

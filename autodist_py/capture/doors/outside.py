@@ -42,7 +42,9 @@ def refused_gradients(captured: tf.Graph | None) -> Iterator[None]:
         CaptureError: a gradient of a variable is computed elsewhere: eagerly, in a function or in another graph.
     """
 
-    def on_gradients(compute: tf_adapter.Compute, sources: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
+    def on_gradients(
+        compute: tf_adapter.Compute, sources: Sequence[Any], targets: Sequence[Any], *, is_taped: bool
+    ) -> list[Any]:
         trained = next((source for source in sources if tf_adapter.is_variable(source)), None)
         if trained is not None and not tf_adapter.is_captured(captured):
             raise CaptureError(

@@ -23,7 +23,7 @@ def test_a_variable_created_in_the_step_is_refused():
 
 
 def test_a_variable_of_what_the_step_computes_is_created_once():
-    made = []
+    made: list[tf.Variable] = []
 
     def step(x):
         if not made:
@@ -36,7 +36,7 @@ def test_a_variable_of_what_the_step_computes_is_created_once():
 
 
 def test_a_variable_that_begins_with_what_the_step_is_given_is_refused():
-    made = []
+    made: list[tf.Variable] = []
 
     def step(x):
         if not made:

@@ -37,7 +37,12 @@ class _Traced:
         self._strategy = strategy
         self._name = getattr(function, "__name__", type(function).__name__)
         self._placement: Placement = strategy.extended.placement
-        replicas = Replicas(tf_adapter.container_of, tf_adapter.is_sync_on_read, is_alone=self._placement.is_alone)
+        replicas = Replicas(
+            tf_adapter.container_of,
+            tf_adapter.is_sync_on_read,
+            is_alone=self._placement.is_alone,
+            folds_seeds=self._placement.options.folds_seeds,
+        )
         self._trace = ReplicaTrace(self._name, replicas)
         self._context = TracedReplicaContext(strategy, self._trace)
         self._local = range(self._context.num_local)

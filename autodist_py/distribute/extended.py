@@ -10,6 +10,7 @@ from autodist_py.distribute import tf_adapter
 from autodist_py.distribute.compiled_function import call_once
 from autodist_py.distribute.placement import ClusterPlacement, LocalPlacement, Placement
 from autodist_py.distribute.replica_context import tracing_context
+from autodist_py.kernel.program import Options
 from autodist_py.program.build import Compiler
 from autodist_py.strategy_builders.base import StrategyBuilder
 
@@ -126,11 +127,17 @@ class CompiledMirroredExtended(CompiledExtended):
     """Of several devices of this machine."""
 
     def __init__(
-        self, strategy: Any, devices: Sequence[str] | None, cross_device_ops: Any, strategy_builder: StrategyBuilder
+        self,
+        strategy: Any,
+        devices: Sequence[str] | None,
+        cross_device_ops: Any,
+        *,
+        strategy_builder: StrategyBuilder,
+        options: Options,
     ):
         super().__init__(strategy, devices, cross_device_ops or tf.distribute.ReductionToOneDevice())
         self._clones = WeakKeyDictionary()
-        self.placement = LocalPlacement(self.worker_devices, strategy_builder)
+        self.placement = LocalPlacement(self.worker_devices, strategy_builder, options)
 
 
 class CompiledMultiWorkerExtended(CompiledExtended, tf_adapter.CollectiveAllReduceExtended):
@@ -142,12 +149,12 @@ class CompiledMultiWorkerExtended(CompiledExtended, tf_adapter.CollectiveAllRedu
     _local_or_standalone_client_mode = True  # Nothing of the runtime is configured here.
     _enable_check_health = False
 
-    def __init__(self, strategy: Any, options: Any, compiler: Compiler):
+    def __init__(self, strategy: Any, communication: Any, compiler: Compiler, options: Options):
         self._devices_of_worker = compiler.cluster.resources.workers[compiler.cluster.rank]
         resolver = tf_adapter.cluster_resolver(compiler.cluster.rank)
-        tf_adapter.CollectiveAllReduceExtended.__init__(self, strategy, resolver, options)
+        tf_adapter.CollectiveAllReduceExtended.__init__(self, strategy, resolver, communication)
         self._clones = WeakKeyDictionary()
-        self.placement = ClusterPlacement(compiler, len(self.worker_devices))
+        self.placement = ClusterPlacement(compiler, len(self.worker_devices), options)
 
     def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
         node = self._devices_of_worker

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist_py.distribute.extended import CompiledMirroredExtended
+from autodist_py.distribute.placement import options_of
 from autodist_py.strategy_builders.base import StrategyBuilder, resolve_builder
 
 
@@ -20,6 +21,7 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
         devices: of the replicas; None: all GPUs, or the CPU.
         cross_device_ops: how values are reduced outside of `run`; None: in order, on one device.
         strategy_builder: how gradients are synchronized, as `AutoDist(strategy_builder=...)`. Default: AllReduce.
+        decorrelate: whether each replica draws numbers of its own by a seed, such as dropout's masks.
 
     Raises:
         StrategyError: no such builder, or wrong arguments.
@@ -31,6 +33,13 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
         cross_device_ops: Any = None,
         *,
         strategy_builder: StrategyBuilder | str | None = None,
+        decorrelate: bool = False,
     ):
-        extended = CompiledMirroredExtended(self, devices, cross_device_ops, resolve_builder(strategy_builder))
+        extended = CompiledMirroredExtended(
+            self,
+            devices,
+            cross_device_ops,
+            strategy_builder=resolve_builder(strategy_builder),
+            options=options_of(decorrelate=decorrelate),
+        )
         tf.distribute.Strategy.__init__(self, extended)

@@ -12,7 +12,7 @@ from autodist_py.config.logs import show_logs
 from autodist_py.config.resource_spec import given_resource_spec, this_machine
 from autodist_py.config.settings import RANK_VARIABLE, RESOURCE_SPEC_VARIABLE, Settings
 from autodist_py.distribute.extended import CompiledMultiWorkerExtended
-from autodist_py.distribute.placement import OPTIONS
+from autodist_py.distribute.placement import options_of
 from autodist_py.distribute.replica_context import tracing_context
 from autodist_py.program.build import Compiler, Kernel
 from autodist_py.proto.errors import ClusterError
@@ -37,6 +37,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         communication_options: how values are combined outside of `run`, and in it, if there is no `strategy_builder`.
         strategy_builder: how gradients are synchronized, as `AutoDist(strategy_builder=...)`. Default: AllReduce.
         resource_spec_file: the nodes, as for `AutoDist`; None: those of the run, else this machine.
+        decorrelate: whether each replica draws numbers of its own by a seed, such as dropout's masks.
 
     Raises:
         ClusterError: the workers could not be joined; they have different numbers of devices; or a cluster is given in
@@ -54,6 +55,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         *,
         strategy_builder: StrategyBuilder | str | None = None,
         resource_spec_file: str | os.PathLike[str] | ResourceSpec | None = None,
+        decorrelate: bool = False,
     ):
         settings = Settings.from_environment()
         show_logs(settings.log_level)
@@ -75,10 +77,10 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "each worker of a MultiWorkerMirroredStrategy has as many devices as the others; the resource spec has "
                 f"nodes of {', '.join(map(str, sorted(numbers)))}. Give all the same number, or use AutoDist"
             )
-        number = next(self._numbers)
+        number, kernel = next(self._numbers), Kernel(options_of(decorrelate=decorrelate))
         self._collective_key_base = number * _KEYS_OF_A_STRATEGY
-        compiler = Compiler(f"multi-worker-mirrored-{number}", cluster, cluster.resources, builder, Kernel(OPTIONS))
-        tf.distribute.Strategy.__init__(self, CompiledMultiWorkerExtended(self, options, compiler))
+        compiler = Compiler(f"multi-worker-mirrored-{number}", cluster, cluster.resources, builder, kernel)
+        tf.distribute.Strategy.__init__(self, CompiledMultiWorkerExtended(self, options, compiler, kernel.options))
 
     @property
     def cluster_resolver(self) -> Any:

@@ -17,10 +17,12 @@ from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
 
-OPTIONS = Options(keeps_copies=True, folds_seeds=False)
-"""Replicas' variables are the user's own, and seeds are those of the program."""
-
 _HERE = "127.0.0.1"
+
+
+def options_of(*, decorrelate: bool) -> Options:
+    """Replicas' variables are the user's own; seeds are the program's, or each replica's own."""
+    return Options(keeps_copies=True, folds_seeds=decorrelate)
 
 
 class Placement(Protocol):
@@ -29,10 +31,12 @@ class Placement(Protocol):
     Attributes:
         first: the number of this process's first replica.
         is_alone: whether all replicas are this process's, so that what it has once is the same for all.
+        options: by which programs are compiled.
     """
 
     first: int
     is_alone: bool
+    options: Options
 
     def agreed_shapes(self, shapes: Sequence[tf.TensorShape]) -> Sequence[tf.TensorShape]:
         """What is known, of the `shapes` of what this process's replicas are given, of those of all replicas."""
@@ -53,8 +57,8 @@ class LocalPlacement:
     first = 0
     is_alone = True
 
-    def __init__(self, devices: Sequence[str], strategy_builder: StrategyBuilder):
-        self.strategy_builder = strategy_builder
+    def __init__(self, devices: Sequence[str], strategy_builder: StrategyBuilder, options: Options):
+        self.strategy_builder, self.options = strategy_builder, options
         self._devices = [tf.DeviceSpec.from_string(device) for device in devices]
 
     def agreed_shapes(self, shapes: Sequence[tf.TensorShape]) -> Sequence[tf.TensorShape]:
@@ -73,7 +77,7 @@ class LocalPlacement:
             for index, one in enumerate(self._devices)
         )
         built = build_strategy(self.strategy_builder, item, ResourceSpec((node,)))
-        return compile(item, built, Topology(0, replicas, dict.fromkeys(node.devices, 0)), OPTIONS)
+        return compile(item, built, Topology(0, replicas, dict.fromkeys(node.devices, 0)), self.options)
 
     def begin_step(self) -> None:
         """See Placement. Nobody waits for it."""
@@ -82,8 +86,8 @@ class LocalPlacement:
 class ClusterPlacement:
     """The replicas are those of all workers, as many on each. Workers compile alike, by the chief's strategy."""
 
-    def __init__(self, compiler: Compiler, num_local: int):
-        self._compiler = compiler
+    def __init__(self, compiler: Compiler, num_local: int, options: Options):
+        self._compiler, self.options = compiler, options
         self.is_alone = compiler.cluster.num_workers == 1
         self.first = compiler.cluster.rank * num_local
         self._steps = _Steps()

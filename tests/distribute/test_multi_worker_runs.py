@@ -181,3 +181,15 @@ def test_what_it_cannot_be_is_refused_by_name(
     tmp_path: Path, arguments: str, spec: str, environment: dict[str, str], expected: str
 ) -> None:
     assert expected in printed(tmp_path, TRAINING, arguments=arguments, spec=spec, **environment)
+
+
+def test_replicas_draw_numbers_of_their_own_by_a_seed_if_asked_to(tmp_path: Path) -> None:
+    body = """
+drawn = tf.function(lambda: strategy.run(lambda: tf.random.stateless_uniform([], [1, 2])))()
+print("drawn", *(float(each) for each in strategy.experimental_local_results(drawn)))
+"""
+    spec = "nodes: [{address: 127.0.0.1, chief: true, cpus: [0, 1]}, {address: 127.0.0.2, cpus: [0, 1]}]"
+    for arguments, expected in (("decorrelate=True", 4), ("", 1)):
+        text = printed(tmp_path, body, spec=spec, arguments=arguments)
+        numbers = [number for line in text.splitlines() if "drawn" in line for number in line.split("drawn")[1].split()]
+        assert len(numbers) == 4 and len(set(numbers)) == expected, text

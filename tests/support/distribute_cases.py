@@ -13,6 +13,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from autodist_py import CaptureError
+from autodist_py.distribute import MirroredStrategy
+
 STEPS = 5
 Case = Callable[[Any], Any]
 CASES: dict[str, Case] = {}
@@ -326,12 +329,38 @@ def replica_functions_are_traced_once(strategy: Any) -> Any:
 
 @our_case
 def random_numbers_of_a_seed(strategy: Any) -> Any:
-    """Whether replicas draw alike: of a stateful op with a global seed, and of a stateless one."""
+    """Whether replicas draw alike: of a stateful op with a global seed, of a stateless one, and by Keras's dropout."""
     tf.random.set_seed(3)
+    with strategy.scope():
+        dropout = keras.layers.Dropout(0.5, seed=7)
 
     def replica_step() -> Any:
-        return tf.random.uniform([2]), tf.random.stateless_uniform([2], [1, 2])
+        mask = dropout(tf.ones([40]), training=True)
+        return tf.random.uniform([2]), tf.random.stateless_uniform([2], [1, 2]), mask
 
     drawn = tf.function(lambda: strategy.run(replica_step))()
     first = [strategy.experimental_local_results(each)[:2] for each in drawn]
+    (states,) = components(dropout.variables)
+    assert all(np.array_equal(states[0], other) for other in states)
     return [bool(tf.reduce_all(one == other)) for one, other in first]
+
+
+@our_case
+def random_numbers_of_a_seed_for_each_replica(strategy: Any) -> Any:
+    """The same, where each replica draws its own by a seed. Its state is one, and advances alike."""
+    return random_numbers_of_a_seed(MirroredStrategy(strategy.extended.worker_devices, decorrelate=True))
+
+
+@our_case
+def a_seed_of_each_replica_in_a_merge_call(strategy: Any) -> Any:
+    """Refused: what is drawn for all replicas each would draw for itself."""
+    strategy = MirroredStrategy(strategy.extended.worker_devices, decorrelate=True)
+
+    def replica_step() -> Any:
+        return REPLICA().merge_call(lambda _: tf.random.stateless_uniform([], [1, 2]))
+
+    try:
+        tf.function(lambda: strategy.run(replica_step))()
+    except CaptureError as error:
+        return ["a merge_call draws random numbers" in str(error)]
+    return [False]

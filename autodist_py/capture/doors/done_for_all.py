@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from autodist_py.capture import tf_adapter
 from autodist_py.kernel.ir.dataflow import PYTHON_OPS, using
-from autodist_py.kernel.ir.graph import SEEDED_RANDOM, GraphView
+from autodist_py.kernel.ir.graph import SEED_INPUT, SEEDED_RANDOM, GraphView
 from autodist_py.proto.errors import CaptureError
 
 _DRAWS = SEEDED_RANDOM | PYTHON_OPS
@@ -18,9 +18,15 @@ _DRAWS = SEEDED_RANDOM | PYTHON_OPS
 class DoneForAll:
     """What is traced once for all replicas, and what in it each of them does to what is its own."""
 
-    def __init__(self, container_of: Callable[[Any], Any]):
-        """Nothing is traced yet; `container_of` gives the variable that a replica's variable is a component of."""
+    def __init__(self, container_of: Callable[[Any], Any], *, folds_seeds: bool = False):
+        """Nothing is traced yet.
+
+        Args:
+            container_of: gives the variable that a replica's variable is a component of.
+            folds_seeds: whether replicas draw other numbers, each its own, by one seed.
+        """
         self._container_of = container_of
+        self._draws = _DRAWS | SEED_INPUT.keys() if folds_seeds else _DRAWS
         self._read: dict[int, Any] = {}
         self._made: dict[bool, set[tf.Operation]] = {True: set(), False: set()}
         """The ops that are made for all, and those among them that are made for each."""
@@ -66,9 +72,9 @@ class DoneForAll:
         Raises:
             CaptureError: the op.
         """
-        drawn = using(view, _DRAWS)
+        drawn = using(view, self._draws)
         for op in self._made[True] - self._made[False]:
-            if op.type in _DRAWS or (op.graph is graph and op.name in drawn):
+            if op.type in self._draws or (op.graph is graph and op.name in drawn):
                 raise CaptureError(
                     f"a merge_call draws random numbers, or calls Python, in '{op.name}' ({op.type}), which each "
                     "replica would do for itself. Draw them before, and give them to it: merge_call(merge_fn, "

@@ -70,11 +70,13 @@ class Replicas:
         container_of: the variable that a replica's variable is a component of, or itself.
         is_local: whether each replica has its own value of the variable with these components.
         is_alone: whether all replicas are of this process.
+        folds_seeds: whether replicas draw other numbers, each its own, by one seed.
     """
 
     container_of: Callable[[Any], Any]
     is_local: Callable[[Any], bool]
     is_alone: bool = True
+    folds_seeds: bool = False
 
 
 class ReplicaTrace:
@@ -93,7 +95,7 @@ class ReplicaTrace:
         self._marker_of: dict[int, int] = {}
         self._shared: dict[int, tf.Tensor] = {}
         self._shared_here: dict[int, tf.Tensor] = {}
-        self.together = DoneForAll(replicas.container_of)
+        self.together = DoneForAll(replicas.container_of, folds_seeds=replicas.folds_seeds)
         self._results: list[tf.Tensor] = []
 
     def part(self, spec: tf.TensorSpec, name: str) -> tf.Tensor:

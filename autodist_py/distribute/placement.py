@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Protocol
 
 import tensorflow as tf
 
 from autodist_py import tf_adapter
+from autodist_py.cluster.cluster import SoloCluster
 from autodist_py.kernel.pipeline import CompiledProgram, compile
 from autodist_py.kernel.program import Options
 from autodist_py.kernel.topology import Replica, Topology
@@ -71,13 +73,18 @@ class LocalPlacement:
             kind: tuple(sorted(one.device_index for one in self._devices if one.device_type == kind))
             for kind in ("CPU", "GPU")
         }
-        node = NodeSpec(_HERE, gpus=numbers["GPU"], cpus=numbers["CPU"])
+        node = NodeSpec(_HERE, gpus=numbers["GPU"], cpus=numbers["CPU"] or (0,))  # A host has at least one.
+        resources = ResourceSpec((node,))
+        process = SoloCluster(resources)
+        options = replace(self.options, first_instance_key=process.next_instance_key)
         replicas = tuple(
             Replica(index, 0, f"/device:{one.device_type}:{one.device_index}")
             for index, one in enumerate(self._devices)
         )
-        built = build_strategy(self.strategy_builder, item, ResourceSpec((node,)))
-        return compile(item, built, Topology(0, replicas, dict.fromkeys(node.devices, 0)), self.options)
+        built = build_strategy(self.strategy_builder, item, resources)
+        program = compile(item, built, Topology(0, replicas, dict.fromkeys(node.devices, 0)), options)
+        process.next_instance_key = program.next_instance_key
+        return program
 
     def begin_step(self) -> None:
         """See Placement. Nobody waits for it."""

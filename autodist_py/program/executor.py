@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from autodist_py import tf_adapter
 from autodist_py.kernel.ir.fragment import TensorSpec
-from autodist_py.kernel.ir.graph import ITERATORS, READS_VARIABLE, VARIABLE_OP, GraphView, rename_functions
+from autodist_py.kernel.ir.graph import READS_VARIABLE, SHARED_BY_NAME, VARIABLE_OP, GraphView, rename_functions
 from autodist_py.kernel.ir.names import captured_name, op_of, parse
 from autodist_py.kernel.pipeline import CompiledProgram
 from autodist_py.kernel.program import ServerFunction
@@ -73,7 +73,7 @@ class Executor:
         graph = view.without(given | handles).graph_def()
         _own_functions(graph, suffix=uuid.uuid4().hex[:12])
         if self._namespace:
-            _share_iterators(graph, self._namespace)
+            _share_by_name(graph, self._namespace)
         callees = tf_adapter.registered_functions(graph.library)
         return tf_adapter.graph_function(name, graph, inputs, self._given, list(map(_spelt, fetches)), run_ops, callees)
 
@@ -84,10 +84,10 @@ def _spelt(tensor: str) -> str:
     return f"{name.op}:{name.output}"
 
 
-def _share_iterators(graph: tf.compat.v1.GraphDef, namespace: str) -> None:
-    """Name iterators, which are the program's own otherwise: one that makes them is not one that reads them."""
+def _share_by_name(graph: tf.compat.v1.GraphDef, namespace: str) -> None:
+    """Name iterators and queues, which are the program's own otherwise: one that fills them is not one that reads."""
     for node in graph.node:
-        if node.op in ITERATORS and not node.attr["shared_name"].s:
+        if node.op in SHARED_BY_NAME and not node.attr["shared_name"].s:
             node.attr["shared_name"].s = f"{namespace}/{captured_name(node.name)}".encode()
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import networkx as nx
 
 from autodist_py.kernel.analysis.server_split import Division
-from autodist_py.kernel.ir.graph import ITERATORS, STANDS_ONCE, VARIABLE_OP, GraphView
+from autodist_py.kernel.ir.graph import SHARED_BY_NAME, STANDS_ONCE, VARIABLE_OP, GraphView
 from autodist_py.kernel.ir.names import op_of, parse
 from autodist_py.kernel.program import Program
 from autodist_py.proto.errors import StrategyError
 
-_STAYS = STANDS_ONCE | ITERATORS
+_STAYS = STANDS_ONCE | SHARED_BY_NAME
 """Op types that are each worker's own, with all that is made of them."""
 
 

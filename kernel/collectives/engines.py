@@ -30,16 +30,22 @@ they are within 3% of each other from 8 MB on, and RING fails more cleanly. What
 def automatic_engine(item: GraphItem, strategy: Strategy, resources: ResourceSpec) -> Engine:
     """The best engine for those gradients of a step whose spec is AUTO; HOROVOD where every worker has it, else RING.
 
-    1. NCCL where several replicas are all on GPUs.
+    1. NCCL where several replicas are all on GPUs, each on its own.
     2. HOROVOD where several workers reduce many bytes over links that are fast, or within one host.
     3. RING elsewhere.
     """
     devices = [replica.device for replica in resolve(strategy.replicas, resources, worker=0).everyone]
-    if len(devices) > 1 and all(map(is_gpu, devices)):
+    if len(devices) > 1 and all(map(is_gpu, devices)) and not _share_gpus(resources):
         return "NCCL"
     slowest = math.inf if resources.is_local else min(node.network_bandwidth for node in resources.nodes)
     is_much = len(resources.workers) > 1 and _bytes_by_horovod(item, strategy) >= _HOROVOD_BYTES
     return "HOROVOD" if is_much and slowest >= _FAST_LINK else "RING"
+
+
+def _share_gpus(resources: ResourceSpec) -> bool:
+    """Whether workers of one machine are on the same GPU, which NCCL refuses."""
+    gpus = [gpu for node in resources.workers for gpu in node.gpus]
+    return resources.is_local and len(set(gpus)) < len(gpus)
 
 
 def has_automatic(strategy: Strategy) -> bool:

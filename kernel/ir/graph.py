@@ -39,8 +39,10 @@ PASSES_HANDLE = frozenset({"Identity", "IdentityN", "Switch", "Merge", "Enter", 
 
 ITERATOR_NEXT = frozenset({"IteratorGetNext", "IteratorGetNextSync"})
 
-ITERATORS = frozenset({"IteratorV2"})
-"""Op types that make an iterator of a plain graph which several programs may use, by its shared name."""
+SHARED_BY_NAME = frozenset(
+    {"FIFOQueueV2", "IteratorV2", "PaddingFIFOQueueV2", "PriorityQueueV2", "RandomShuffleQueueV2"}
+)
+"""Op types that make an iterator or a queue of a plain graph, which several programs may use, by its shared name."""
 
 INPUTS = frozenset({"Placeholder", "PlaceholderWithDefault"})
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist_py.kernel.ir.edits import Edits
-from autodist_py.kernel.ir.graph import TABLES
+from autodist_py.kernel.ir.graph import SHARED_BY_NAME, TABLES
 from autodist_py.kernel.program import Invariant, Program
 from autodist_py.kernel.runner import Contract
 
@@ -13,8 +13,9 @@ from autodist_py.kernel.runner import Contract
 class PlaceOps:
     """Every op has a device.
 
-    Ensures: what uses a table, an iterator or another
-        resource that stands once per worker is where that is, on the worker's CPU, as is all that has no device yet.
+    Ensures: an iterator or a queue, which several programs may use, is on the worker's CPU. What uses it, a table or
+        another resource that stands once per worker is where that is, on the worker's CPU, as is all that has no
+        device yet.
 
     Example, on one GPU: keys are looked up in a table, which stands on the CPU.
 
@@ -31,7 +32,9 @@ class PlaceOps:
         view = program.graph
         edits = Edits()
         resources = {source.name for source in program.item.inputs if source.dtype == "resource"}
-        resources |= {node.name for node in view.of_type(TABLES)}
+        resources |= {node.name for node in view.of_type(TABLES | SHARED_BY_NAME)}
+        for named in view.of_type(SHARED_BY_NAME):
+            edits.set_device(named.name, program.topology.host)
         for consumers in view.users(resources).values() if resources else ():
             for consumer in consumers:
                 edits.set_device(consumer, program.topology.host)

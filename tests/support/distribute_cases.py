@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from autodist_py import CaptureError
 from autodist_py.distribute import MirroredStrategy
+from autodist_py.strategy_builders.all_reduce import AllReduce
 
 STEPS = 5
 Case = Callable[[Any], Any]
@@ -349,6 +350,25 @@ def random_numbers_of_a_seed(strategy: Any) -> Any:
 def random_numbers_of_a_seed_for_each_replica(strategy: Any) -> Any:
     """The same, where each replica draws its own by a seed. Its state is one, and advances alike."""
     return random_numbers_of_a_seed(MirroredStrategy(strategy.extended.worker_devices, decorrelate=True))
+
+
+@our_case
+def several_strategies_by_rings(strategy: Any) -> Any:
+    """Of one process: TensorFlow remembers the shape of each collective's key, so no two have the same."""
+    sums = []
+    for size in (3, 5):
+        one = MirroredStrategy(strategy.extended.worker_devices, strategy_builder=AllReduce(all_reduce_spec="RING"))
+        with one.scope():
+            v = tf.Variable(tf.zeros([size]))
+            optimizer = keras.optimizers.SGD(1.0)
+            optimizer.build([v])
+
+        def replica_step(v: Any = v, optimizer: Any = optimizer) -> None:
+            optimizer.apply_gradients([(tf.ones_like(v), v)])
+
+        tf.function(lambda one=one, step=replica_step: one.run(step))()
+        sums.append(v.numpy().sum() == -size * strategy.num_replicas_in_sync)
+    return sums
 
 
 @our_case

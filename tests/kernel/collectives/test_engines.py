@@ -121,6 +121,14 @@ def test_gpus_use_nccl_where_there_is_nothing_else() -> None:
         assert engine(item_of(shape), with_gpus([0], [])) == "RING"
 
 
+def test_workers_of_one_machine_on_the_same_gpu_do_not_use_nccl() -> None:
+    """It refuses two members on one card."""
+    nodes = [NodeSpec(f"127.0.0.{number}", (gpu,), chief=number == 1) for number, gpu in ((1, 0), (2, 0))]
+    assert engine(item_of(SMALL), ResourceSpec(tuple(nodes))) == "RING"
+    apart = ResourceSpec((nodes[0], NodeSpec("127.0.0.2", (1,))))
+    assert engine(item_of(SMALL), apart) == "NCCL"
+
+
 def test_a_worker_that_only_serves_keeps_the_others_from_nccl() -> None:
     resources, synchronizer = with_gpus([0, 1], [0]), AllReduceSynchronizer()
     everywhere = Strategy((VariableStrategy("w0", synchronizer),), resources.replica_devices)

@@ -3,6 +3,8 @@
 It is chosen once, by the settings, in `mode_of`.
 """
 
+import tensorflow as tf
+
 from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.doors.function import CapturedFunction
 from autodist_py.capture.doors.graph import GraphScope
@@ -95,5 +97,7 @@ def mode_of(settings: Settings, compiler: Compiler, options: CaptureOptions) -> 
     """What the settings ask for."""
     if settings.record_dir is None:
         return Mode(compiler, options)
+    # On GPUs TensorFlow multiplies in TF32 otherwise: it rounds more than the comparison takes for rounding.
+    tf.config.experimental.enable_tensor_float_32_execution(False)
     recorder = Recorder(settings.record_dir, rank=compiler.cluster.rank, steps=settings.record_steps)
     return (Plain if settings.recorded_run == "plain" else Recorded)(compiler, options, recorder)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from autodist_py import AutoDist
 from autodist_py.diagnostics.recording import RecordedEnough, Recorder, Step, recorded_steps
 from autodist_py.diagnostics.verify import compare_steps
 from autodist_py.proto.errors import AutoDistError
@@ -181,3 +183,16 @@ def test_a_step_is_as_precise_as_its_least_precise_type():
 def test_runs_of_different_lengths_are_not_compared():
     with pytest.raises(AutoDistError, match="One device: 1; worker 0: 2"):
         compare_steps([step(1.0)], {0: [step(1.0), step(2.0)]}, None)
+
+
+@pytest.mark.parametrize("kind", ["plain", "compiled"])
+def test_recorded_runs_multiply_as_exactly_as_a_gpu_can(monkeypatch, tmp_path, kind):
+    monkeypatch.setenv("AUTODIST_RECORD_DIR", str(tmp_path))
+    monkeypatch.setenv("AUTODIST_RECORDED_RUN", kind)
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    try:
+        tf.config.experimental.enable_tensor_float_32_execution(True)
+        AutoDist().close()
+        assert not tf.config.experimental.tensor_float_32_execution_enabled()
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(before)

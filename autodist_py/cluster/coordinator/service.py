@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -29,6 +30,8 @@ _PIECE_BYTES = 1 << 20
 _REFUSALS_EVERY_SECONDS = 60.0
 _TRIES_OFTEN = tuple((f"grpc.{which}_reconnect_backoff_ms", 1000) for which in ("initial", "min", "max"))
 """Who comes before the chief joins soon after it has come."""
+_CALLS_AT_ONCE = 3
+"""Of each worker: a heartbeat, what its script waits for, and one more."""
 REPLY_SECONDS = 10.0
 
 
@@ -50,7 +53,7 @@ def serve(coordinator: Coordinator, secret: str, *, host: str, port: int) -> tup
         ClusterError: the port is in use, or the host is no address of this machine.
     """
     server = grpc.server(
-        _DaemonThreads(),
+        _DaemonThreads(_CALLS_AT_ONCE * coordinator.num_workers),
         interceptors=[_RequireSecret(secret)],
         options=[("grpc.so_reuseport", 0)],
     )
@@ -67,23 +70,43 @@ def serve(coordinator: Coordinator, secret: str, *, host: str, port: int) -> tup
 
 
 class _DaemonThreads(futures.ThreadPoolExecutor):
-    """A daemon thread per call.
+    """A daemon thread per call, of which some are ready.
 
     Calls wait for other workers, so a pool of fixed size could fill up with them; and the interpreter shuts pools of
-    `concurrent.futures` down before `atexit`, where workers still have to leave.
+    `concurrent.futures` down before `atexit`, where workers still have to leave. There Python 3.12 starts no thread, so
+    what workers call at the end finds one that is ready.
     """
+
+    def __init__(self, num_ready: int) -> None:
+        super().__init__()
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._num_ready = threading.Semaphore(0)
+        for _ in range(num_ready):
+            self._start(is_ready=True)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
         future: futures.Future[Any] = futures.Future()
 
-        def work() -> None:
+        def call() -> None:
             try:
                 future.set_result(fn(*args, **kwargs))
             except BaseException as error:
                 future.set_exception(error)
 
-        threading.Thread(target=work, name="autodist-call", daemon=True).start()
+        if not self._num_ready.acquire(blocking=False):
+            self._start(is_ready=False)
+        self._calls.put(call)
         return future
+
+    def _start(self, *, is_ready: bool) -> None:
+        def work() -> None:
+            while True:
+                self._calls.get()()
+                self._num_ready.release()
+
+        threading.Thread(target=work, name="autodist-call", daemon=True).start()
+        if is_ready:
+            self._num_ready.release()
 
 
 class _RequireSecret(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]

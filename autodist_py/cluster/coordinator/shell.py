@@ -64,6 +64,9 @@ class Coordinator:
 
     Each caller waits on a condition of its own, until the state has its answer, or time has come to ask the state
     again. Under the lock the state changes, and nothing else is done.
+
+    Attributes:
+        num_workers: how many there are at the start.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Coordinator:
             heartbeat_timeout=heartbeat_timeout,
             goes_on=goes_on,
         )
+        self.num_workers = len(addresses)
         self._clock = clock
         self._lock = threading.Lock()
         self._waiters: dict[int, threading.Condition] = {}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
+from autodist_py.cluster.coordinator import service as service_module
 from autodist_py.cluster.coordinator.api import HeartbeatReply, Membership
 from autodist_py.cluster.coordinator.service import ChiefLostError, CoordinatorClient, serve
 from autodist_py.cluster.step_status import STOPPING_SECONDS, StepStatus
@@ -47,6 +49,23 @@ def test_a_client_is_a_coordinator_elsewhere(service):
         client.leave(1, 2)
 
 
+def test_calls_at_the_end_need_no_new_thread(service, monkeypatch):
+    """Python 3.12 starts none in `atexit`, where workers wait for one another to leave, and heartbeats go on."""
+    coordinator, address = service
+    client = CoordinatorClient(address, "the secret", heartbeat_timeout=5)
+    both(lambda rank: [coordinator, client][rank].join(rank, f"host:{rank}", spec="spec", timeout=5))
+
+    def start(*_, **__):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(service_module, "threading", SimpleNamespace(Thread=start))
+    with ThreadPoolExecutor() as callers:
+        leaves = callers.submit(client.leave, 1, 3)
+        assert client.heartbeat(1, 3).cause is None
+        coordinator.leave(0, 3)
+        assert leaves.result(5) is None
+
+
 def test_a_failure_that_waits_for_what_others_say_of_another_is_no_lost_chief(service):
     coordinator, address = service
     client = CoordinatorClient(address, "the secret", heartbeat_timeout=STOPPING_SECONDS / 2)
@@ -64,6 +83,8 @@ def test_what_a_heartbeat_says_and_is_told_is_the_same_elsewhere():
     pulse = HeartbeatReply("why", finished=True, lost=(1, 3), suspicion="who")
 
     class Hearing:
+        num_workers = 2
+
         def heartbeat(self, rank, step, waits, *, caller):
             heard.append((rank, step, waits))
             return pulse

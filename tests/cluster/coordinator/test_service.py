@@ -59,11 +59,11 @@ def test_calls_at_the_end_need_no_new_thread(service, monkeypatch):
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     monkeypatch.setattr(service_module, "threading", SimpleNamespace(Thread=start))
-    with ThreadPoolExecutor() as callers:
-        leaves = callers.submit(client.leave, 1, 3)
-        assert client.heartbeat(1, 3).cause is None
-        coordinator.leave(0, 3)
-        assert leaves.result(5) is None
+    left = threading.Event()
+    threading.Thread(target=lambda: (client.leave(1, 3), left.set()), daemon=True).start()
+    assert client.heartbeat(1, 3).cause is None
+    threading.Thread(target=coordinator.leave, args=[0, 3], daemon=True).start()
+    assert left.wait(5)
 
 
 def test_a_failure_that_waits_for_what_others_say_of_another_is_no_lost_chief(service):

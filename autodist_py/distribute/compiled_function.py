@@ -87,7 +87,7 @@ class _Traced:
             is_one = self._placement.is_alone or not tf_adapter.is_of_tensors(leaf)
             return () if is_one else [leaf] * len(self._local)
         values: Sequence[Any] = leaf.values
-        if len({type(value) for value in values} & {bool, int, float, np.ndarray}) == 1:
+        if all(isinstance(value, np.ndarray) for value in values):  # Numbers: Python computes with them otherwise.
             values = [tf.convert_to_tensor(value) for value in values]
         are_tensors = all(map(tf.is_tensor, _tensors(values)))
         if not are_tensors or len({tuple(each.dtype for each in _tensors(value)) for value in values}) > 1:

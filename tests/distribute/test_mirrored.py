@@ -36,6 +36,7 @@ def test_a_program_gives_what_it_gives_under_tensorflows_strategy(outcomes: Outc
         ("random_numbers_of_a_seed_for_each_replica", [False, False, False]),
         ("a_seed_of_each_replica_in_a_merge_call", [True]),
         ("several_strategies_by_rings", [True, True]),
+        ("python_numbers_of_each_replica", [True]),
         ("what_a_merge_call_returns_is_one_value", [True, False]),
         ("a_random_number_that_a_merge_call_reads", [True]),
         ("gradients_are_seen_as_such", [6, 6, 1, 1, 1]),

@@ -167,19 +167,15 @@ def structures_and_python_values(strategy: Any) -> Any:
 
 
 @case
-def python_numbers_of_each_replica(strategy: Any) -> Any:
-    def of_each(function: Callable[[int], Any]) -> Any:
-        def of_replica(context: Any) -> Any:
-            return function(int(context.replica_id_in_sync_group))
+def arrays_of_each_replica(strategy: Any) -> Any:
+    arrays = strategy.experimental_distribute_values_from_function(
+        lambda context: np.ones([3, int(context.replica_id_in_sync_group) + 1])
+    )
 
-        return strategy.experimental_distribute_values_from_function(of_replica)
+    def replica_step(array: tf.Tensor) -> Any:
+        return tf.reduce_sum(array), tf.shape(array)
 
-    def replica_step(integer: tf.Tensor, real: tf.Tensor, array: tf.Tensor) -> Any:
-        return integer * 2, real / 3.0, tf.reduce_sum(array), tf.shape(array)
-
-    values = of_each(lambda each: each), of_each(lambda each: 0.5 + each), of_each(lambda each: np.ones([3, each + 1]))
-
-    results = tf.function(lambda values: strategy.run(replica_step, values))(values)
+    results = tf.function(lambda array: strategy.run(replica_step, (array,)))(arrays)
     return tf.nest.map_structure(strategy.experimental_local_results, results)
 
 
@@ -350,6 +346,19 @@ def random_numbers_of_a_seed(strategy: Any) -> Any:
 def random_numbers_of_a_seed_for_each_replica(strategy: Any) -> Any:
     """The same, where each replica draws its own by a seed. Its state is one, and advances alike."""
     return random_numbers_of_a_seed(MirroredStrategy(strategy.extended.worker_devices, decorrelate=True))
+
+
+@our_case
+def python_numbers_of_each_replica(strategy: Any) -> Any:
+    """Refused: as int32 this product would overflow, which Python's does not."""
+    numbers = strategy.experimental_distribute_values_from_function(
+        lambda context: 100_000 + int(context.replica_id_in_sync_group)
+    )
+    try:
+        tf.function(lambda: strategy.run(lambda number: number * 100_000, (numbers,)))()
+    except CaptureError as error:
+        return ["is given an object of its own, (100000, 100001" in str(error)]
+    return [False]
 
 
 @our_case

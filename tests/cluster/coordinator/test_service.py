@@ -60,7 +60,12 @@ def test_calls_at_the_end_need_no_new_thread(service, monkeypatch):
 
     monkeypatch.setattr(service_module, "threading", SimpleNamespace(Thread=start))
     left = threading.Event()
-    threading.Thread(target=lambda: (client.leave(1, 3), left.set()), daemon=True).start()
+
+    def leave() -> None:
+        client.leave(1, 3)
+        left.set()
+
+    threading.Thread(target=leave, daemon=True).start()
     assert client.heartbeat(1, 3).cause is None
     threading.Thread(target=coordinator.leave, args=[0, 3], daemon=True).start()
     assert left.wait(5)

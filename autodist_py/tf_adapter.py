@@ -241,6 +241,16 @@ def eagerly() -> AbstractContextManager[None]:
     return context.eager_mode()
 
 
+def end_resource(op: tf.Operation, shared_name: str) -> None:
+    """The iterator or queue of that name on this machine's CPU, which programs of ours have made of `op`, is gone."""
+    attributes = {name: op.get_attr(name) for name in op.node_def.attr if not name.startswith("_")}
+    with eagerly(), tf.device("/device:CPU:0"):
+        handle = getattr(tf.raw_ops, op.type)(**{**attributes, "shared_name": shared_name})
+        if "Queue" in op.type:
+            tf.raw_ops.QueueCloseV2(handle=handle, cancel_pending_enqueues=True)
+        tf.raw_ops.DestroyResourceOp(resource=handle)
+
+
 def variable_of_no_strategy(value: Any, dtype: tf.DType, name: str) -> tf.Variable:
     """A variable that no strategy and no creator scope around it makes."""
     return variable_ops.ResourceVariable(value, trainable=False, dtype=dtype, name=name)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from autodist_py import tf_adapter
 from autodist_py.kernel.ir.fragment import TensorSpec
 from autodist_py.kernel.ir.graph import READS_VARIABLE, SHARED_BY_NAME, VARIABLE_OP, GraphView, rename_functions
-from autodist_py.kernel.ir.names import captured_name, op_of, parse
+from autodist_py.kernel.ir.names import KERNEL_SCOPE, captured_name, op_of, parse
 from autodist_py.kernel.pipeline import CompiledProgram
 from autodist_py.kernel.program import ServerFunction
 
@@ -34,7 +34,8 @@ class Executor:
             variables: for each variable of the program and local replica, the one to read and write.
             state: for each of its "state" inputs, the tensor to use (tables, iterators, constants).
             name: what the step is called in profiles.
-            namespace: programs of one namespace share the iterators that their graphs make; "": this one has its own.
+            namespace: programs of one namespace share the iterators and queues that their graphs make; "": this one
+                has its own.
             is_op: whether it is run as one of a graph's ops (`add_to_graph`), so that what writes after it must wait
                 for what it reads. TensorFlow inlines it, and then has others wait only for those ops that must run.
         """
@@ -85,10 +86,16 @@ def _spelt(tensor: str) -> str:
 
 
 def _share_by_name(graph: tf.compat.v1.GraphDef, namespace: str) -> None:
-    """Name iterators and queues, which are the program's own otherwise: one that fills them is not one that reads."""
+    """Name iterators and queues. Else each program has its own, though one fills a queue, and another reads it."""
     for node in graph.node:
-        if node.op in SHARED_BY_NAME and not node.attr["shared_name"].s:
-            node.attr["shared_name"].s = f"{namespace}/{captured_name(node.name)}".encode()
+        if node.op in SHARED_BY_NAME and not node.name.startswith(f"{KERNEL_SCOPE}/"):
+            own = node.attr["shared_name"].s.decode()
+            node.attr["shared_name"].s = shared_name(namespace, captured_name(node.name), own).encode()
+
+
+def shared_name(namespace: str, op: str, own: str) -> str:
+    """What programs of a namespace call the iterator or queue that a captured op makes, by its own name or the op's."""
+    return f"{namespace}/{own or op}"
 
 
 def _own_functions(graph: tf.compat.v1.GraphDef, *, suffix: str) -> None:

@@ -15,8 +15,10 @@ from autodist_py.capture.doors.graph import GraphScope, Signature
 from autodist_py.cluster.member import HEAR_SECONDS
 from autodist_py.diagnostics.recording import RecordedProgram, Recorder
 from autodist_py.kernel.ir.dataflow import analyse, gradient_types, made_of_what_is_given, op_types
+from autodist_py.kernel.ir.graph import SHARED_BY_NAME
 from autodist_py.kernel.ir.names import op_of
 from autodist_py.program.build import CapturedStep, Compiler
+from autodist_py.program.executor import shared_name
 from autodist_py.program.one_signature import one_signature, part_of, require_replicas
 from autodist_py.program.step import StepProgram
 from autodist_py.proto.errors import SessionError
@@ -170,8 +172,12 @@ class DistributedPrograms:
         self._compiler.values.broadcast(known)
 
     def close(self) -> None:
-        """See SessionPrograms."""
+        """See SessionPrograms. Its iterators and queues end, too: who waits at a queue is told that it is closed."""
         self._variables.clear()
+        for op in self._scope.graph.get_operations():
+            if op.type in SHARED_BY_NAME:
+                own = op.get_attr("shared_name").decode()
+                tf_adapter.end_resource(op, shared_name(self._namespace, op.name, own))
 
     def _require_recorded(self, item: GraphItem) -> None:
         """Refuse an optimizer's update with a gradient that was not seen: every worker would train by itself.

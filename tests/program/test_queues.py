@@ -1,5 +1,6 @@
-"""A queue that one program of a session fills is the one that another takes elements from."""
+"""A queue that one program of a session fills is the one that another reads, and it ends with the session."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -40,3 +41,36 @@ def test_what_is_put_into_a_queue_is_taken_out_by_the_step(kind: str) -> None:
     expected = trained(QUEUES[kind], None)
     with AutoDist() as autodist:
         np.testing.assert_allclose(trained(QUEUES[kind], autodist), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", QUEUES)
+def test_another_session_finds_nothing_of_an_earlier_one_in_a_queue(kind: str) -> None:
+    """As in TensorFlow, whatever the queue's name: rows that were left would be trained on."""
+    for _ in range(2):
+        with AutoDist() as autodist, tf.Graph().as_default():
+            with autodist.scope():
+                queue = QUEUES[kind]()
+                fill, size = queue.enqueue_many([tf.constant(ROWS)]), queue.size()
+            for _ in range(2):
+                with autodist.create_distributed_session() as session:
+                    assert session.run(size) == 0
+                    session.run(fill)
+                    assert session.run(size) == len(ROWS)
+
+
+def test_who_waits_at_a_queue_is_told_that_its_session_is_closed() -> None:
+    ended = threading.Event()
+    with AutoDist() as autodist, tf.Graph().as_default():
+        with autodist.scope():
+            row = QUEUES["FIFOQueue"]().dequeue()
+        session = autodist.create_distributed_session()
+
+        def wait() -> None:
+            with pytest.raises(tf.errors.OutOfRangeError, match="closed"):
+                session.run(row)
+            ended.set()
+
+        threading.Thread(target=wait, daemon=True).start()
+        assert not ended.wait(2)
+        session.close()
+        assert ended.wait(20)

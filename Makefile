@@ -40,15 +40,11 @@ kills: $(INSTALLED)
 
 # Models that others ship, and TensorFlow's own tests, in an environment of their own: one of them has NumPy 1, and the
 # other tests keep theirs. Some 500 MB beside TensorFlow; without it these tests are skipped.
-SOURCE := .cache/tensorflow
-VERSION := from importlib.metadata import version; print(version("tensorflow"))
+VERSION = $$(.venv-packages/bin/python -c 'from importlib.metadata import version; print(version("tensorflow"))')
 packages:
 	test -x .venv-packages/bin/python || $(PYTHON) -m venv .venv-packages
 	.venv-packages/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,packages]'
-	test -d $(SOURCE) || git clone --quiet --depth 1 --filter blob:none --sparse \
-		--branch v$$(.venv-packages/bin/python -c '$(VERSION)') https://github.com/tensorflow/tensorflow $(SOURCE) \
-		&& git -C $(SOURCE) sparse-checkout set tensorflow/python/distribute \
-		|| echo "TensorFlow's repository was not fetched, so its tests are skipped"
+	tools/fetch_tensorflow.sh $(VERSION) || echo "TensorFlow's repository was not fetched, so its tests are skipped"
 	.venv-packages/bin/pytest tests/packages -m "not slow"
 	.venv-packages/bin/pytest tests/packages/test_keras_applications.py
 

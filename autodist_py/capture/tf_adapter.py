@@ -1,4 +1,4 @@
-"""All that capture uses of TensorFlow's private modules."""
+"""All that capture uses of TensorFlow's private modules. It is long, as it is the one place for them."""
 
 import importlib
 import sys
@@ -121,16 +121,21 @@ def computed_before(tensor: tf.Tensor, arguments: Sequence[tf.Tensor], on_gradie
 def computed_outside(tensor: tf.Tensor) -> tf.Tensor | None:
     """The value of `tensor`, which a function computes that is being traced, outside of it, in the default graph.
 
-    None: it is computed from what the function is given.
+    None: it is computed from what the function is given, from a variable, whose value may be elsewhere, or from what a
+    function around it computes.
     """
+    captures = tensor.graph.captures
+    closed_over = [
+        inner for outer, inner in captures if not tf.is_symbolic_tensor(outer) and outer.dtype != tf.resource
+    ]
 
     @tf.function(autograph=False)
     def compute() -> Any:
         around = tf.compat.v1.get_default_graph()
-        return lift_to_graph.lift_to_graph([tensor], around, handle_captures=True)[tensor]
+        return lift_to_graph.lift_to_graph([tensor], around, sources=closed_over, handle_captures=True)[tensor]
 
     try:
-        value: tf.Tensor = compute()
+        value: tf.Tensor = compute.get_concrete_function()()
     except op_selector.UnliftableError:
         return None
     return value

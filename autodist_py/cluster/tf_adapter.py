@@ -75,7 +75,7 @@ def set_local_devices(cpus: int, gpus: Sequence[int]) -> None:
             f"the resource spec gives this node the GPUs {list(gpus)}; TensorFlow sees {len(physical)} of them, so "
             f"{missing} are not there. Correct the spec, or the machine's drivers and CUDA_VISIBLE_DEVICES."
         )
-    if physical:  # On a node without GPUs TensorFlow would put on the machine's what is to be on the CPU.
+    if physical:  # Else TensorFlow would put variables of a node without GPUs on the machine's.
         tf.config.set_visible_devices([physical[index] for index in gpus], "GPU")
     host = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(host, [tf.config.LogicalDeviceConfiguration()] * cpus)

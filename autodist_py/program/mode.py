@@ -97,7 +97,8 @@ def mode_of(settings: Settings, compiler: Compiler, options: CaptureOptions) -> 
     """What the settings ask for."""
     if settings.record_dir is None:
         return Mode(compiler, options)
-    # On GPUs TensorFlow multiplies in TF32 otherwise: it rounds more than the comparison takes for rounding.
+    # On GPUs TensorFlow multiplies in TF32 otherwise, which rounds more than the comparison allows. The process records
+    # and ends, so this holds for all of it.
     tf.config.experimental.enable_tensor_float_32_execution(False)
     recorder = Recorder(settings.record_dir, rank=compiler.cluster.rank, steps=settings.record_steps)
     return (Plain if settings.recorded_run == "plain" else Recorded)(compiler, options, recorder)

@@ -138,6 +138,7 @@ SEED_INPUT = {
         1,
     ),
     "StatelessMultinomial": 2,
+    "StatelessSampleDistortedBoundingBox": 3,
 }
 """Stateless random op types, and which of their inputs is the seed (or, of the newer ones, the key)."""
 

@@ -198,10 +198,17 @@ def test_a_copy_that_is_kept_and_not_written_is_found():
         verify(broken)
 
 
+def crop() -> tf.Tensor:
+    boxes = tf.constant([[[0.2, 0.2, 0.8, 0.8]]])
+    begin, size, _ = tf.image.stateless_sample_distorted_bounding_box([1000, 1000, 3], boxes, [1, 2], 0.1)
+    return tf.cast(tf.concat([begin[:2], size[:2]], 0), tf.float64)
+
+
+@pytest.mark.parametrize("draw", [lambda: tf.random.stateless_uniform([4], [1, 2], dtype=tf.float64), crop])
 @pytest.mark.parametrize("folds_seeds", [True, False])
-def test_stateless_numbers_are_each_replicas_own_or_the_same_as_is_asked(folds_seeds: bool):
+def test_stateless_numbers_are_each_replicas_own_or_the_same_as_is_asked(folds_seeds: bool, draw: Any):
     with tf.Graph().as_default() as graph:
-        raw.Identity(input=tf.random.stateless_uniform([4], [1, 2], dtype=tf.float64), name="drawn")
+        raw.Identity(input=draw(), name="drawn")
         outputs = (Output("drawn:0", "float64", (4,), per_replica=True),)
         item = replace(captured(graph), outputs=outputs)
     where = kernel_programs.topology(2)

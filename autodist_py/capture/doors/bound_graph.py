@@ -71,8 +71,8 @@ class NewVariables:
         """A creator of variables, for `tf.variable_creator_scope`.
 
         Raises:
-            CaptureError: it would be made for every program, or begins with what is computed from what the function is
-                given.
+            CaptureError: it would be made for every program, or begins with what is computed from a variable, or from
+                what the function is given.
         """
         with tf.init_scope():
             initial = self._initial_value(kwargs.get("initial_value"))
@@ -80,7 +80,8 @@ class NewVariables:
                 raise CaptureError(
                     f"a variable ({kwargs.get('name') or 'without a name'}) is created inside the step, which would "
                     "make it anew for every program. To keep one, create it before the step is first called, or once, "
-                    "with an initial value that is not computed from what the step is given"
+                    "with an initial value that is not computed from what the step is given, or from a variable. A "
+                    "function may read variables: tf.Variable(lambda: ...)"
                 )
             self.are_made = True
             return self._make(creator, **{**kwargs, "initial_value": initial})

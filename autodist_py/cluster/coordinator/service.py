@@ -31,7 +31,7 @@ _REFUSALS_EVERY_SECONDS = 60.0
 _TRIES_OFTEN = tuple((f"grpc.{which}_reconnect_backoff_ms", 1000) for which in ("initial", "min", "max"))
 """Who comes before the chief joins soon after it has come."""
 _CALLS_AT_ONCE = 3
-"""Of each worker: a heartbeat, what its script waits for, and one more."""
+"""Of each worker: a heartbeat, what its script waits for, and what another of its threads hears."""
 REPLY_SECONDS = 10.0
 
 
@@ -74,7 +74,7 @@ class _DaemonThreads(futures.ThreadPoolExecutor):
 
     Calls wait for other workers, so a pool of fixed size could fill up with them; and the interpreter shuts pools of
     `concurrent.futures` down before `atexit`, where workers still have to leave. There Python 3.12 starts no thread, so
-    what workers call at the end finds one that is ready.
+    what workers call at the end finds one that is ready. The threads live as long as the process, which has one pool.
     """
 
     def __init__(self, num_ready: int) -> None:

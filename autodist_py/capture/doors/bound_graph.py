@@ -79,9 +79,9 @@ class NewVariables:
             if not self._are_allowed or initial is None:
                 raise CaptureError(
                     f"a variable ({kwargs.get('name') or 'without a name'}) is created inside the step, which would "
-                    "make it anew for every program. To keep one, create it before the step is first called, or once, "
-                    "with an initial value that is not computed from what the step is given, or from a variable. A "
-                    "function may read variables: tf.Variable(lambda: ...)"
+                    "make it anew for every program. To keep one, create it before the step is first called, or once. "
+                    "Its initial value is computed neither from what the step is given nor from a variable; a function "
+                    "may read variables: tf.Variable(lambda: ...)"
                 )
             self.are_made = True
             return self._make(creator, **{**kwargs, "initial_value": initial})

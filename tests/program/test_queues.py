@@ -58,6 +58,21 @@ def test_another_session_finds_nothing_of_an_earlier_one_in_a_queue(kind: str) -
                     assert session.run(size) == len(ROWS)
 
 
+def test_queues_of_one_name_in_two_sessions_are_two() -> None:
+    opened = []
+    with AutoDist() as first, AutoDist() as second:
+        for autodist in (first, second):
+            with tf.Graph().as_default(), autodist.scope():
+                queue = QUEUES["named"]()
+                fill, size = queue.enqueue_many([tf.constant(ROWS)]), queue.size()
+                opened.append((autodist.create_distributed_session(), fill, size))
+        (one, fill, size), (other, _, other_size) = opened
+        one.run(fill)
+        assert (one.run(size), other.run(other_size)) == (len(ROWS), 0)
+        one.close()
+        other.close()
+
+
 def test_who_waits_at_a_queue_is_told_that_its_session_is_closed() -> None:
     ended = threading.Event()
     with AutoDist() as autodist, tf.Graph().as_default():

@@ -62,7 +62,7 @@ def test_a_variable_that_begins_with_what_the_step_is_given_or_reads_is_refused(
         return tf.reduce_sum(made[0] * x)
 
     with pytest.raises(
-        CaptureError, match=r"\(given\) is created inside .* what the step is given, or from a variable"
+        CaptureError, match=r"\(given\) is created inside .* neither from what the step is given nor from a"
     ):
         capture(step, batch())
 

@@ -49,16 +49,27 @@ def test_a_client_is_a_coordinator_elsewhere(service):
         client.leave(1, 2)
 
 
+def start_none(*_, **__):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
+def test_calls_find_threads_that_are_ready_again_after_each(monkeypatch):
+    pool = service_module._DaemonThreads(2)
+    monkeypatch.setattr(service_module, "threading", SimpleNamespace(Thread=start_none))
+    for _ in range(3):
+        together = threading.Barrier(2)
+        calls = [pool.submit(together.wait, 5) for _ in range(2)]
+        assert sorted(call.result(5) for call in calls) == [0, 1]
+        until(lambda: pool._num_ready._value == 2, 5)
+
+
 def test_calls_at_the_end_need_no_new_thread(service, monkeypatch):
     """Python 3.12 starts none in `atexit`, where workers wait for one another to leave, and heartbeats go on."""
     coordinator, address = service
     client = CoordinatorClient(address, "the secret", heartbeat_timeout=5)
     both(lambda rank: [coordinator, client][rank].join(rank, f"host:{rank}", spec="spec", timeout=5))
 
-    def start(*_, **__):
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
-    monkeypatch.setattr(service_module, "threading", SimpleNamespace(Thread=start))
+    monkeypatch.setattr(service_module, "threading", SimpleNamespace(Thread=start_none))
     left = threading.Event()
 
     def leave() -> None:

@@ -324,6 +324,11 @@ class AutoDist:
             return self._compiler.strategy(step.captured(*args, **kwargs).item)
         return self._compiler.strategy(self._graph_mode.item())
 
+    def replica_compiler(self) -> Compiler:
+        """What compiles programs for this object's workers: `autodist_py.distribute.AutoDistStrategy` asks for it."""
+        self._require_open("AutoDistStrategy")
+        return self._compiler
+
     def sync(self) -> None:
         """Bring the user's variables up to date with the running state; every worker calls it.
 

@@ -53,7 +53,7 @@ class Options:
         examples: how many the chief is given in the step that the program is compiled for: the same on every worker;
             None: not known.
         keeps_copies: whether further replicas' variables are the user's own, and keep their values from step to step;
-            else each step begins with the first replica's.
+            else those that are `per_replica` are, and each step begins with the first replica's of others.
         folds_seeds: whether each replica draws numbers of its own where the program gives a seed.
     """
 
@@ -312,6 +312,18 @@ class Program:
         """The variables that live on a server, and whose new values the step brings to this worker."""
         plans = self.schedule.servers.plans if self.schedule.servers and not self.serves_itself else ()
         return frozenset(handle for plan in plans for exchange in plan.exchanges for handle in exchange.refreshed)
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """The variables of which every replica's is the user's own, and keeps its value from step to step."""
+        all_are = self.options.keeps_copies
+        return frozenset(variable.name for variable in self.item.variables if all_are or variable.per_replica)
+
+    @property
+    def copied(self) -> tuple[str, ...]:
+        """The variables of which further replicas have copies, for the step alone."""
+        apart = self.replication.shared | self.kept
+        return tuple(name for name in self.analysis.writes if name not in apart)
 
     def fetched(self) -> Iterator[tuple[Output, tuple[str, ...]]]:
         """Each of the item's outputs with the tensors that stand for it."""

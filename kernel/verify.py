@@ -260,7 +260,7 @@ def _check_written(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None:
         for writer in wanted.intersection(writers):
             copies = [name for name in program.copies(writer) if name in nodes]
             own = [name for name in copies if nodes[name].op == captured.nodes[writer].op]
-            if program.options.keeps_copies:
+            if handle in program.kept:
                 _require_written_on_each(program, writer, copies, runs)
             here = sum(replica_of(name) == 0 for name in own) if home is None else 0
             times = served[writer] + here

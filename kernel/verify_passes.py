@@ -52,11 +52,8 @@ def _check_replicated(program: Program, nodes: _Nodes) -> None:
 
 
 def _check_refreshed(program: Program, _: _Nodes) -> None:
-    if program.options.keeps_copies:
-        return
     further = range(1, program.num_local_replicas)
-    variables = program.analysis.writes.keys() - program.replication.shared
-    handles = program.graph.nodes.keys() & {on_replica(one, name) for one in further for name in variables}
+    handles = program.graph.nodes.keys() & {on_replica(one, name) for one in further for name in program.copied}
     for handle, users in program.graph.users(handles).items() if handles else ():
         if not any(user.startswith(f"{KERNEL_SCOPE}/") and _is_assignment(program, user) for user in users):
             raise InvalidGraphError(f"variable '{handle}' is not given the first replica's value")

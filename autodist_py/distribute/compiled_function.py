@@ -8,13 +8,13 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py.capture.doors.bound_graph import NewVariables
-from autodist_py.capture.doors.replica_function import CapturedReplicaFunction, Replicas, ReplicaTrace
+from autodist_py.capture.doors.replica_function import Replicas, ReplicaTrace
 from autodist_py.distribute import tf_adapter
 from autodist_py.distribute.placement import Placement
 from autodist_py.distribute.replica_context import TracedReplicaContext
 from autodist_py.kernel.ir.names import on_replica
 from autodist_py.kernel.pipeline import CompiledProgram
-from autodist_py.program.executor import Executor
+from autodist_py.program.build import CapturedStep
 from autodist_py.proto.errors import CaptureError
 
 
@@ -42,6 +42,8 @@ class _Traced:
             tf_adapter.is_sync_on_read,
             is_alone=self._placement.is_alone,
             folds_seeds=self._placement.options.folds_seeds,
+            is_separate=tf_adapter.is_separate,
+            separate=self._placement.separate,
         )
         self._trace = ReplicaTrace(self._name, replicas)
         self._context = TracedReplicaContext(strategy, self._trace)
@@ -116,16 +118,17 @@ class _Traced:
     def called(self) -> Any:
         """The results of an op of the default graph that runs it on all replicas."""
         captured = self._trace.captured()
-        program = self._placement.compiled(captured.item, self._name)
-        executor = Executor(program, dict(self._bound(program, captured)), captured.state, name=self._name, is_op=True)
+        components = {name: self._first_of(name, one) for name, one in captured.variables.items()}
+        step = CapturedStep(item=captured.item, variables=components, state=captured.state, name=self._name)
+        compiled = self._placement.compiled(step)
+        program = compiled.program
         fed = {
             on_replica(position, part): value
             for part, values in zip(captured.parts, self._fed, strict=True)
             for position, value in enumerate(values)
         }
-        if program.collectives:
-            self._placement.begin_step()
-        ran = executor.add_to_graph([fed[name] for name, _ in program.feeds])
+        variables = dict(self._bound(program, compiled.variables))
+        ran = compiled.add_to_graph(variables, [fed[name] for name, _ in program.feeds])
         tf_adapter.on_gradient(ran, self._refuse_gradient)
         fetched = list(self._fetched(program, ran.outputs))
         results = iter(captured.results)
@@ -149,20 +152,33 @@ class _Traced:
             f"'{self._name}': with the tape, and what it watches, in the function that is given to run()"
         )
 
+    def _first_of(self, name: str, variable: tf.Variable) -> tf.Variable:
+        """The first component of the variable that `variable` stands for in the function."""
+        container = tf_adapter.container_of(variable)
+        if not isinstance(container, tf_adapter.DistributedVariable):
+            return variable
+        first: tf.Variable = container.values[0]
+        if tf_adapter.handle_of(first) is not tf_adapter.handle_of(variable):
+            raise CaptureError(
+                f"'{name}' is another replica's component of a variable: a replica reads and writes its own. Use the "
+                "variable itself, which stands for the replica's component in run()"
+            )
+        return first
+
     def _bound(
-        self, program: CompiledProgram, captured: CapturedReplicaFunction
+        self, program: CompiledProgram, variables: Mapping[str, tf.Variable]
     ) -> Iterator[tuple[tuple[str, int], tf.Variable]]:
-        """For each variable of the program and replica, the component that is the replica's."""
+        """For each variable of the program and replica, the component that is the replica's, or a copy of the first."""
+        kept = {one.name for one in program.item.variables if one.per_replica or self._placement.options.keeps_copies}
         for bound in program.variables:
-            first = captured.variables[bound.variable]
-            container = tf_adapter.container_of(first)
-            components = container.values if isinstance(container, tf_adapter.DistributedVariable) else None
-            if components is not None and tf_adapter.handle_of(components[0]) is not tf_adapter.handle_of(first):
-                raise CaptureError(
-                    f"'{bound.variable}' is another replica's component of a variable: a replica reads and writes its "
-                    "own. Use the variable itself, which stands for the replica's component in run()"
-                )
-            yield (bound.variable, bound.replica), first if components is None else components[bound.replica]
+            own = variables[bound.variable]
+            if bound.replica and bound.variable not in kept:
+                own = self._placement.copies.of(own, bound.replica, bound.device)
+            elif bound.replica:
+                container = tf_adapter.container_of(own)
+                is_one = not isinstance(container, tf_adapter.DistributedVariable)
+                own = own if is_one else container.values[bound.replica]
+            yield (bound.variable, bound.replica), own
 
     def _fetched(self, program: CompiledProgram, tensors: Sequence[tf.Tensor]) -> Iterator[list[tf.Tensor]]:
         """Of each of the item's outputs the value of each replica: one and the same, where it is shared."""

@@ -10,6 +10,7 @@ from autodist_py.distribute import tf_adapter
 from autodist_py.distribute.compiled_function import call_once
 from autodist_py.distribute.placement import ClusterPlacement, LocalPlacement, Placement
 from autodist_py.distribute.replica_context import tracing_context
+from autodist_py.distribute.served_placement import ServedPlacement
 from autodist_py.kernel.program import Options
 from autodist_py.program.build import Compiler
 from autodist_py.strategy_builders.base import StrategyBuilder
@@ -28,6 +29,11 @@ class CompiledExtended(tf_adapter.MirroredExtended):
     @property
     def _context(self) -> Any:
         return tracing_context(self._container_strategy())
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether a replica function is being traced, in this thread."""
+        return self._context is not None
 
     def _use_merge_call(self) -> bool:
         return self._context is None and super()._use_merge_call()
@@ -140,6 +146,42 @@ class CompiledMirroredExtended(CompiledExtended):
         self.placement = LocalPlacement(self.worker_devices, strategy_builder, options)
 
 
+class CentralExtended(CompiledMirroredExtended):
+    """Of several devices of this machine, whose variables are there once, on the device of the parameters."""
+
+    def __init__(
+        self,
+        strategy: Any,
+        devices: Sequence[str] | None,
+        parameter_device: str | None,
+        *,
+        strategy_builder: StrategyBuilder,
+        options: Options,
+    ):
+        super().__init__(strategy, devices, None, strategy_builder=strategy_builder, options=options)
+        only = self.worker_devices[0] if len(self.worker_devices) == 1 else "/device:CPU:0"
+        self._parameter_device = tf_adapter.device_named(parameter_device or only)
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        return central_or_own(self, super()._create_variable, self._parameter_device, next_creator, kwargs)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """Where variables are."""
+        return (self._parameter_device,)
+
+
+def central_or_own(
+    extended: Any, own: Callable[..., Any], device: str, next_creator: Callable[..., Any], kwargs: Any
+) -> Any:
+    """A variable that all replicas have together, on `device`; by `own`, if it is to be each replica's own."""
+    beside = kwargs.get("colocate_with")
+    is_own = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+    if is_own or not (beside is None or isinstance(beside, tf_adapter.CentralVariable)):
+        return own(next_creator, **kwargs)
+    return tf_adapter.central_variable(extended, device, next_creator, {**kwargs, "colocate_with": None})
+
+
 class CompiledMultiWorkerExtended(CompiledExtended, tf_adapter.CollectiveAllReduceExtended):
     """Of the devices of several workers, which have joined a cluster, and whose servers run.
 
@@ -167,3 +209,22 @@ class CompiledMultiWorkerExtended(CompiledExtended, tf_adapter.CollectiveAllRedu
         if is_mean and tf.nest.is_nested(value) and are_all:
             return value  # As MirroredStrategy does: Keras's fit asks it of batches, whose shapes it wants.
         return super()._reduce_to(reduce_op, value, destinations, options)
+
+
+class ServedExtended(CompiledMultiWorkerExtended):
+    """Of the devices of several workers, whose variables may live on servers, or in shards."""
+
+    placement: ServedPlacement
+
+    def __init__(self, strategy: Any, communication: Any, compiler: Compiler, options: Options):
+        super().__init__(strategy, communication, compiler, options)
+        self.placement = ServedPlacement(compiler, self.worker_devices, options)
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        return central_or_own(self, super()._create_variable, self.worker_devices[0], next_creator, kwargs)
+
+    def _update(self, variable: Any, function: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
+        given = tf.nest.flatten((args, kwargs))
+        if self._context is None and any(isinstance(each, tf_adapter.PerReplica) for each in given):
+            self.placement.separate(variable, variable.name, "extended.update")
+        return super()._update(variable, function, args, kwargs, group)

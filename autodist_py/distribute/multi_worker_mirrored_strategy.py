@@ -71,16 +71,21 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             jobs = {job: given.job_tasks(job) for job in given.jobs}
             task = Task.of(jobs, resolver.task_type, resolver.task_id)
             cluster = task.join(this_machine().chief, settings)
-        numbers = {len(node.replica_devices) for node in cluster.resources.workers}
-        if len(numbers) > 1:
-            raise ClusterError(
-                "each worker of a MultiWorkerMirroredStrategy has as many devices as the others; the resource spec has "
-                f"nodes of {', '.join(map(str, sorted(numbers)))}. Give all the same number, or use AutoDist"
-            )
-        number, kernel = next(self._numbers), Kernel(options_of(decorrelate=decorrelate))
-        self._collective_key_base = number * _KEYS_OF_A_STRATEGY
+        number, kernel = self._take_keys(cluster.resources), Kernel(options_of(decorrelate=decorrelate))
         compiler = Compiler(f"multi-worker-mirrored-{number}", cluster, cluster.resources, builder, kernel)
         tf.distribute.Strategy.__init__(self, CompiledMultiWorkerExtended(self, options, compiler, kernel.options))
+
+    def _take_keys(self, resources: ResourceSpec) -> int:
+        """Give this strategy's collectives keys of their own; the number of the strategy in this process."""
+        numbers = {len(node.replica_devices) for node in resources.workers}
+        if len(numbers) > 1:
+            raise ClusterError(
+                f"each worker of a {type(self).__name__} has as many devices as the others; the resource spec has "
+                f"nodes of {', '.join(map(str, sorted(numbers)))}. Give all the same number, or use AutoDist"
+            )
+        number = next(self._numbers)
+        self._collective_key_base = number * _KEYS_OF_A_STRATEGY
+        return number
 
     @property
     def cluster_resolver(self) -> Any:

@@ -4,27 +4,28 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from autodist_py import tf_adapter
 from autodist_py.cluster.cluster import SoloCluster
-from autodist_py.kernel.pipeline import CompiledProgram, compile
+from autodist_py.distribute.replica_program import ReplicaProgram
+from autodist_py.kernel.pipeline import compile
 from autodist_py.kernel.program import Options
 from autodist_py.kernel.topology import Replica, Topology
 from autodist_py.program.build import CapturedStep, Compiler
+from autodist_py.program.replica_variables import ReplicaVariables
 from autodist_py.proto.errors import CaptureError, StrategyError
-from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
 
 _HERE = "127.0.0.1"
 
 
-def options_of(*, decorrelate: bool) -> Options:
-    """Replicas' variables are the user's own; seeds are the program's, or each replica's own."""
-    return Options(keeps_copies=True, folds_seeds=decorrelate)
+def options_of(*, decorrelate: bool, keeps_copies: bool = True) -> Options:
+    """Replicas' variables are the user's own, or copies of it; seeds are the program's, or each replica's own."""
+    return Options(keeps_copies=keeps_copies, folds_seeds=decorrelate)
 
 
 class Placement(Protocol):
@@ -34,22 +35,32 @@ class Placement(Protocol):
         first: the number of this process's first replica.
         is_alone: whether all replicas are this process's, so that what it has once is the same for all.
         options: by which programs are compiled.
+        copies: of the variables that replicas have together, for this process's further replicas.
     """
 
     first: int
     is_alone: bool
     options: Options
+    copies: ReplicaVariables
 
     def agreed_shapes(self, shapes: Sequence[tf.TensorShape]) -> Sequence[tf.TensorShape]:
         """What is known, of the `shapes` of what this process's replicas are given, of those of all replicas."""
         ...
 
-    def compiled(self, item: GraphItem, name: str) -> CompiledProgram:
-        """The program of this process, of a replica function of that name; all processes ask for it together."""
+    def compiled(self, step: CapturedStep) -> ReplicaProgram:
+        """The program of this process, of a replica function; all processes ask for it together."""
         ...
 
     def begin_step(self) -> None:
         """Make the ops that say that replicas begin to combine something, in the graph in which they will."""
+        ...
+
+    def separate(self, container: Any, name: str, writer: str) -> None:
+        """From now on each replica has its own value of the variable, of which the op `writer` writes others on each.
+
+        Raises:
+            CaptureError: the replicas have it together.
+        """
         ...
 
 
@@ -61,13 +72,14 @@ class LocalPlacement:
 
     def __init__(self, devices: Sequence[str], strategy_builder: StrategyBuilder, options: Options):
         self.strategy_builder, self.options = strategy_builder, options
+        self.copies = ReplicaVariables()
         self._devices = [tf.DeviceSpec.from_string(device) for device in devices]
 
     def agreed_shapes(self, shapes: Sequence[tf.TensorShape]) -> Sequence[tf.TensorShape]:
         """See Placement."""
         return shapes
 
-    def compiled(self, item: GraphItem, name: str) -> CompiledProgram:
+    def compiled(self, step: CapturedStep) -> ReplicaProgram:
         """See Placement."""
         numbers = {
             kind: tuple(sorted(one.device_index for one in self._devices if one.device_type == kind))
@@ -81,13 +93,26 @@ class LocalPlacement:
             Replica(index, 0, f"/device:{one.device_type}:{one.device_index}")
             for index, one in enumerate(self._devices)
         )
-        built = build_strategy(self.strategy_builder, item, resources)
-        program = compile(item, built, Topology(0, replicas, dict.fromkeys(node.devices, 0)), options)
+        built = build_strategy(self.strategy_builder, step.item, resources)
+        program = compile(step.item, built, Topology(0, replicas, dict.fromkeys(node.devices, 0)), options)
         process.next_instance_key = program.next_instance_key
-        return program
+        return ReplicaProgram(program, step)
 
     def begin_step(self) -> None:
         """See Placement. Nobody waits for it."""
+
+    def separate(self, container: Any, name: str, writer: str) -> None:
+        """See Placement."""
+        if not self.options.keeps_copies:
+            raise together(name, writer)
+
+
+def together(name: str, writer: str) -> CaptureError:
+    """The refusal of a write that would give each replica its own value of a variable."""
+    return CaptureError(
+        f"variable '{name}' is one for all replicas, and '{writer}' writes what differs between them. Make it with "
+        "aggregation=tf.VariableAggregation.MEAN, SUM or ONLY_FIRST_REPLICA, or give it what was reduced"
+    )
 
 
 class ClusterPlacement:
@@ -95,6 +120,7 @@ class ClusterPlacement:
 
     def __init__(self, compiler: Compiler, num_local: int, options: Options):
         self._compiler, self.options = compiler, options
+        self.copies = compiler.copies
         self.is_alone = compiler.cluster.num_workers == 1
         self.first = compiler.cluster.rank * num_local
         self._steps = _Steps()
@@ -116,16 +142,19 @@ class ClusterPlacement:
             )
         return [reduce(tf.TensorShape.most_specific_compatible_shape, row) for row in zip(*columns, strict=True)]
 
-    def compiled(self, item: GraphItem, name: str) -> CompiledProgram:
+    def compiled(self, step: CapturedStep) -> ReplicaProgram:
         """See Placement."""
-        program = self._compiler.replica_program(CapturedStep(item=item, variables={}, name=name))
+        program = self._compiler.replica_program(step)
         if program.compressor_states:
             owners = ", ".join(sorted({one.owner for one in program.compressor_states}))
             raise StrategyError(
                 f"the compressor of {owners} remembers what it has left out, which a function given to run() cannot "
-                "keep; use one that keeps nothing, such as HorovodCompressor, or AutoDist.function"
+                "keep; use one that keeps nothing, such as HorovodCompressor, AutoDistStrategy or AutoDist.function"
             )
-        return program
+        return ReplicaProgram(program, step, self.begin_step if program.collectives else None)
+
+    def separate(self, container: Any, name: str, writer: str) -> None:
+        """See Placement."""
 
     def begin_step(self) -> None:
         """See Placement. Workers that wait for one whose script has ended are told so, as steps are counted."""

@@ -1,6 +1,8 @@
 """All that `autodist_py.distribute` uses of TensorFlow's private modules."""
 
-from collections.abc import Callable, Iterator, Sequence
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +24,8 @@ from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework import composite_tensor
 from tensorflow.python.ops import resource_variable_ops
 
+from autodist_py.proto.errors import CaptureError
+
 CollectiveAllReduceExtended = collective_all_reduce_strategy.CollectiveAllReduceExtended
 DatasetV1Adapter = dataset_ops.DatasetV1Adapter
 DistributedValues = values.DistributedValues
@@ -36,6 +40,82 @@ SyncOnReadVariable = values.SyncOnReadVariable
 reduce_non_distributed_value = cross_device_ops.reduce_non_distributed_value
 regroup = distribute_utils.regroup
 do_not_convert = tf.autograph.experimental.do_not_convert
+
+
+def read_too_early(name: str) -> CaptureError:
+    """The refusal of a function that would read an old value of the variable of that name."""
+    return CaptureError(
+        f"variable '{name}' is on a server, or in shards, and a tf.function reads it outside of run(), where it would "
+        "find an old value. Read it in the function that is given to run(), or eagerly, after the step"
+    )
+
+
+class CentralVariable(values.MirroredVariable):
+    """A variable that all replicas have together: of one component, which each of them reads.
+
+    Attributes:
+        is_separate: each replica has its own, after all.
+        is_used: a compiled function has used it as one.
+        lives_elsewhere: it is on a server, or in shards, so that a function which reads it here finds an old value.
+    """
+
+    is_separate = is_used = lives_elsewhere = False
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._readers: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
+        """The graphs of functions that have read it outside of `run`."""
+
+    def is_read_in_function(self) -> bool:
+        """Whether a function that may run again reads it outside of `run`. Keras traces some that never run."""
+        if self._readers:
+            gc.collect()  # A graph refers to itself.
+        return bool(self._readers)
+
+    @property
+    def is_aggregated(self) -> bool:
+        """Whether what replicas assign is made one value for all."""
+        return self._aggregation in (tf.VariableAggregation.MEAN, tf.VariableAggregation.SUM)
+
+    def _get_cross_replica(self) -> Any:
+        self._note_read()
+        return super()._get_cross_replica()
+
+    def separate(self, further: Sequence[Any]) -> None:
+        """From now on each replica has its own value, the `further` ones these variables."""
+        for one in further:
+            one.handle._distributed_container = weakref.ref(self)
+        self._values = (self._primary, *further)
+        self.is_separate = True
+
+    def _get_replica(self, replica_id: int) -> Any:
+        self._note_read()
+        return self._values[replica_id if self.is_separate else 0]
+
+    def _note_read(self) -> None:
+        if is_in_function() and not self._distribute_strategy.extended.is_traced:
+            if self.lives_elsewhere:
+                raise read_too_early(self.name)
+            self._readers.add(tf.compat.v1.get_default_graph())
+
+
+_CENTRAL = {**distribute_utils.VARIABLE_CLASS_MAPPING, tf.VariableSynchronization.ON_WRITE: CentralVariable}
+
+
+def central_variable(extended: Any, device: str, creator: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
+    """The variable of which `creator` makes the one component on `device`, by what a variable's creator is given."""
+
+    def components(**kwargs: Any) -> list[Any]:
+        with tf.device(device):
+            initial_value = extended._get_variable_creator_initial_value(
+                replica_id=0, device=device, primary_var=None, **kwargs
+            )
+            with context.device_policy(context.DEVICE_PLACEMENT_SILENT), record.stop_recording():
+                return [creator(**{**kwargs, "initial_value": initial_value})]
+
+    strategy = extended._container_strategy()
+    policies = distribute_utils.VARIABLE_POLICY_MAPPING
+    return distribute_utils.create_mirrored_variable(strategy, components, _CENTRAL, policies, **kwargs)
 
 
 class Devices(values.DistributedValues):
@@ -60,6 +140,8 @@ def cluster_resolver(rank: int) -> Any:
 
 def container_of(variable: Any) -> Any:
     """The distributed variable that `variable` is a component of; `variable` itself, where it is of none."""
+    if isinstance(variable, DistributedVariable):  # Which asks its component for what it has not.
+        return variable
     for holder in (variable, getattr(variable, "_handle", None)):
         reference = getattr(holder, "_distributed_container", None)
         if reference is not None:
@@ -75,6 +157,11 @@ def handle_of(variable: Any) -> Any:
 def is_sync_on_read(variable: Any) -> bool:
     """Whether each replica has its own value of `variable`, until it is read outside of `run`."""
     return distribute_utils.is_sync_on_read(variable)
+
+
+def is_separate(variable: Any) -> bool:
+    """Whether each replica has its own value of `variable`, after all."""
+    return isinstance(variable, CentralVariable) and variable.is_separate
 
 
 def is_mirrored(value: Any) -> bool:

@@ -6,7 +6,6 @@ It owns the order of things between the workers: the same graph everywhere, the 
 
 import logging
 import time
-import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
+from autodist_py import tf_adapter
 from autodist_py.capture.inexact import inexact
 from autodist_py.cluster import horovod
 from autodist_py.cluster.cluster import Cluster
@@ -30,9 +30,10 @@ from autodist_py.program.compressor_state import CompressorStates
 from autodist_py.program.executor import Executor
 from autodist_py.program.initial_values import InitialValues
 from autodist_py.program.replica_variables import ReplicaVariables
+from autodist_py.program.served_step import ServedStep
 from autodist_py.program.step import AloneProgram, StepProgram
 from autodist_py.program.step_hooks import StepHooks
-from autodist_py.proto.errors import CaptureError
+from autodist_py.proto.errors import CaptureError, StrategyError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy
@@ -142,7 +143,8 @@ class Compiler:
             checked_steps=checked_steps if kernel.options.batch == "global" else 0,
             timeline=Timeline(timeline, cluster, key=f"{name}/timeline", pause=pause) if timeline else None,
         )
-        self._copies = ReplicaVariables()
+        self.copies = ReplicaVariables()
+        """Of the user's variables, for this worker's further replicas."""
         self._resources = resources
         self._builder = builder
         self._kernel = kernel
@@ -182,6 +184,30 @@ class Compiler:
         self._warnings.say(step.name, self._otherwise(program, strategy))
         return program
 
+    def served_step(self, step: CapturedStep, **options: Any) -> ServedStep:
+        """As `replica_program`, where variables may live on servers or in shards; `options` are of this program alone.
+
+        Raises:
+            CaptureError: this worker's graph differs from the chief's.
+            StrategyError: the builder cannot serve this function, or has workers take their steps by themselves.
+        """
+        with tf_adapter.eagerly():
+            strategy = self.parameter_servers.at_home(self.strategy(step.item), step.variables)
+            if not strategy.consistency.is_bsp:
+                raise StrategyError(
+                    "replicas of tf.distribute take each step together; the strategy has workers take their steps by "
+                    f"themselves: {strategy.consistency}. Leave sync=False, staleness and replicas_to_aggregate out"
+                )
+            program = self._compiled(
+                step, self._with_engine_started(step, strategy), self.topology(strategy), **options
+            )
+            self._warnings.say(step.name, self._otherwise(program, strategy))
+            states = self.compressor_states.of(program.compressor_states, step.variables, self.cluster.num_workers)
+            variables = {**step.variables, **states}
+            shards = self.parameter_servers.hold(program, strategy, variables)
+            copies = self.parameter_servers.copies(program, variables)
+        return ServedStep(program, {**step.variables, **shards}, self.cluster, self.parameter_servers, copies)
+
     def distributed(self, step: CapturedStep, strategy: Strategy) -> StepProgram:
         """A program that all workers run together; each of them makes it, and what they agree on is the chief's.
 
@@ -215,7 +241,7 @@ class Compiler:
         )
         return made
 
-    def _compiled(self, step: CapturedStep, strategy: Strategy, topology: Topology) -> CompiledProgram:
+    def _compiled(self, step: CapturedStep, strategy: Strategy, topology: Topology, **own: Any) -> CompiledProgram:
         """The program, whose schedule all workers have; its collectives are of this process alone."""
         program = self._kernel.compiled(
             step.item,
@@ -224,6 +250,7 @@ class Compiler:
             first_instance_key=self.cluster.next_instance_key,
             channel=f"{self.cluster.run_id}/{self.agreement.key('channel')}",
             examples=int(self.agreement.chiefs("examples", str(step.examples or 0))) or None,
+            **own,
         )
         self.cluster.next_instance_key = program.next_instance_key
         self.agreement.require_same_schedule(program)
@@ -249,7 +276,7 @@ class Compiler:
         may_go = self.agreement.may_go_everywhere(step.may_go and is_bsp and not own_state(step.item))
         made = StepProgram(executor, self.cluster, hooks, added=self.hooks.added, may_go=may_go)
         if messages is not None and is_bsp:
-            weakref.finalize(made, messages.close).atexit = False
+            messages.close_with(made)
         return made
 
     def alone(self, step: CapturedStep) -> AloneProgram:
@@ -292,7 +319,7 @@ class Compiler:
         """Let go of what is kept about the user's variables, and end what serves them."""
         self.hooks.close()
         self.parameter_servers.close()
-        self._copies.clear()
+        self.copies.clear()
         self.values.clear()
 
     def _with_engine_started(self, step: CapturedStep, strategy: Strategy) -> Strategy:
@@ -321,7 +348,7 @@ class Compiler:
         for bound in program.variables:
             if bound.replica:
                 own = variables[bound.variable]
-                copies[bound.variable, bound.replica] = self._copies.of(own, bound.replica, bound.device)
+                copies[bound.variable, bound.replica] = self.copies.of(own, bound.replica, bound.device)
         return Executor(program, copies, step.state, name=step.name.replace("/", "_"), namespace=step.namespace)
 
     def _otherwise(self, program: CompiledProgram, strategy: Strategy) -> Iterator[str]:

@@ -61,6 +61,7 @@ class CompressorStates(tf.Module):
         with tf_adapter.eagerly(), tf.device("/device:CPU:0"):
             initial = np.zeros(slot.shape, slot.dtype.as_numpy_dtype) if slot.initial is None else slot.initial()
             every = np.broadcast_to(initial, (workers, *slot.shape))
-            setattr(self, name, tf.Variable(every, trainable=False, dtype=slot.dtype, name=name.replace("/", "_")))
+            variable = tf_adapter.variable_of_no_strategy(every, slot.dtype, name.replace("/", "_"))
+            setattr(self, name, variable)
         weakref.finalize(owner, _forget, weakref.ref(self), name).atexit = False
         return name

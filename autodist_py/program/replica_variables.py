@@ -35,4 +35,5 @@ def _copy(variable: tf.Variable, device: str) -> tf.Variable:
         if variable.dtype == tf.string:
             return tf_adapter.uninitialized_variable("copy", variable.dtype, variable.shape, trainable=False)
         unset = float("nan") if variable.dtype.is_floating else 0  # What would be read too early must show.
-        return tf.Variable(tf.cast(tf.fill(variable.shape, unset), variable.dtype), trainable=False)
+        value = tf.cast(tf.fill(variable.shape, unset), variable.dtype)
+        return tf_adapter.variable_of_no_strategy(value, variable.dtype, "copy")

@@ -7,6 +7,7 @@ carries what is in the queues: the eager context cannot reach another task, and 
 """
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -117,6 +118,10 @@ class Messages:
         except (tf.errors.OpError, RuntimeError):  # A closed session's is a RuntimeError.
             if not self.is_closed and self._cluster.failure() is None:
                 raise
+
+    def close_with(self, owner: object) -> None:
+        """Close when nobody has `owner` any more."""
+        weakref.finalize(owner, self.close).atexit = False
 
     def close(self) -> None:
         """End the threads, and whatever waits for a message or an answer."""

@@ -53,7 +53,8 @@ class ShardedVariable:
         """From now on this worker has that shard, of the variable's value."""
         with tf_adapter.eagerly(), tf.device(device):
             value = self._parts(peek(variable))[position]
-            self.own[position] = tf.Variable(value, trainable=False, name=self.shards.names[position])
+            name = self.shards.names[position]
+            self.own[position] = tf_adapter.variable_of_no_strategy(value, self._dtype, name)
         return self.own[position]
 
     def join(self, variable: tf.Variable, others: Mapping[Location, tf.Tensor]) -> None:

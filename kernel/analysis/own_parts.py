@@ -27,9 +27,8 @@ def require_own_parts(program: Program) -> None:
         _require_everywhere(program)
     if not parts and not own:
         return
+    _require_all_train(program)
     named = ", ".join(f"'{name}'" for name in (*parts, *own))
-    if not program.options.keeps_copies:
-        raise CaptureError(f"replicas have their own values of {named}, so they keep their variables: keeps_copies")
     if batched := batched_tensors(item, program.analysis.captured):
         raise CaptureError(
             f"replicas have their own values of {named}, and share out '{batched[0].name}': one or the other"
@@ -55,15 +54,19 @@ def require_own_parts(program: Program) -> None:
 
 
 def _require_everywhere(program: Program) -> None:
-    """Refuse variables that live on servers, or are cut, and replicas that do not train."""
+    """Refuse variables that live on servers, or are cut."""
     for node in program.strategy.node_config:
         if node.shards or node.synchronizer is None or node.synchronizer.as_all_reduce is None:
             raise StrategyError(
-                f"replicas keep their own variables, which servers and shards do not know yet; variable "
-                f"'{node.var_name}' is to have one. Use AllReduce"
+                f"each replica keeps its own copy of variables, which servers and shards have but once; variable "
+                f"'{node.var_name}' is to have one. Use AllReduce, or AutoDistStrategy"
             )
+
+
+def _require_all_train(program: Program) -> None:
+    """Refuse a worker that serves only: its replica would count, too."""
     if idle := [replica.worker for replica in program.topology.everyone if not replica.trains]:
         raise StrategyError(
-            f"replicas keep their own variables, so each worker trains; worker {idle[0]} is to serve only. Give its "
+            f"replicas have values of their own, so each worker trains; worker {idle[0]} is to serve only. Give its "
             "node a replica"
         )

@@ -20,7 +20,8 @@ class Refresh:
     Ensures: each variable of a further replica is assigned the first replica's value before anything on its replica
         uses it, and the first replica writes that variable only afterwards. So whatever the user, or a function of the
         user's, wrote since the last step counts on every replica. On CPU devices values share memory until updated.
-        With the option `keeps_copies` nothing is assigned: all replicas' variables are the user's own.
+        A variable that is `per_replica` is left out, as every replica's is the user's own; with the option
+        `keeps_copies` all are.
         A lookup stays a lookup, after that assignment and before the update, whatever TensorFlow makes of it.
 
     Example, on one worker of two replicas: `w -= mean(x)`.
@@ -44,9 +45,9 @@ class Refresh:
             if is_forward and _is_distinct(program.graph, gather.input[1]):
                 edits.add([_shown(gather)])
                 edits.set_input(gather.name, 1, _shown(gather).name)
-        if program.num_local_replicas == 1 or program.options.keeps_copies:
+        if program.num_local_replicas == 1:
             return replace(program, graph=edits.apply(program.graph))
-        variables = [variable for variable in program.analysis.writes if variable not in program.replication.shared]
+        variables = program.copied
         further = range(1, program.num_local_replicas)
         handles = {on_replica(position, name) for position in further for name in variables}
         view = program.graph
@@ -70,7 +71,7 @@ class Refresh:
 def without_idle_copies(program: Program, graph: GraphView) -> GraphView:
     """`graph`, where no copy is assigned that nothing else on its replica uses any more."""
     further = range(1, program.num_local_replicas)
-    variables = program.analysis.writes
+    variables = program.copied
     users = graph.users({on_replica(position, variable) for variable in variables for position in further})
     idle: set[str] = set()
     for variable in variables:

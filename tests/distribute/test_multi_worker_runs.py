@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.processes import ROOT
@@ -29,9 +30,11 @@ def step():
 TWO = "nodes: [{address: 127.0.0.1, chief: true}, {address: 127.0.0.2}]"
 
 
-def printed(folder: Path, body: str, *, arguments: str = "", spec: str = TWO, **environment: str) -> str:
+def printed(
+    folder: Path, body: str, *, script: str = SCRIPT, arguments: str = "", spec: str = TWO, **environment: str
+) -> str:
     """What all workers print."""
-    (folder / "train.py").write_text(SCRIPT.format(arguments=arguments) + body)
+    (folder / "train.py").write_text(script.format(arguments=arguments) + body)
     (folder / "spec.yaml").write_text(spec)
     command = [sys.executable, "-m", "autodist_py", "run", "--spec", "spec.yaml", "--all-output", "train.py"]
     own = {name: value for name, value in os.environ.items() if not name.startswith("AUTODIST_")}
@@ -99,6 +102,72 @@ for _ in range(3):
 print("both", w.numpy(), v.numpy().tolist())
 """
     assert printed(tmp_path, body).count("both 7.0 [7.0, 8.0]") == 2
+
+
+SERVED = """
+import os, sys, time
+from autodist_py import AutoDist
+from autodist_py.distribute import AutoDistStrategy
+
+import tensorflow as tf
+
+autodist = AutoDist({arguments})
+rank, strategy = autodist.rank, AutoDistStrategy(autodist)
+with strategy.scope():
+    v = tf.Variable([1.0, 2.0])
+    optimizer = tf.keras.optimizers.SGD(0.5, momentum=0.5)
+    optimizer.build([v])
+
+
+@tf.function
+def step(ok):
+    def replica_step(ok):
+        with tf.control_dependencies([tf.debugging.Assert(ok, ["a bad batch"])]):
+            optimizer.apply_gradients([(tf.identity(v), v)])
+
+    strategy.run(replica_step, (ok,))
+
+"""
+
+
+def test_a_step_that_failed_half_way_ends_the_exchanges(tmp_path: Path) -> None:
+    body = """
+step(tf.constant(True))
+try:
+    step(tf.constant(rank == 0))
+except tf.errors.InvalidArgumentError:
+    print("goes on", flush=True)
+step(tf.constant(True))
+"""
+    text = printed(tmp_path, body, script=SERVED, arguments="strategy_builder='PS()'")
+
+    assert "goes on" in text
+    assert "A step before failed half-way" in text
+    assert "exit 0" not in text
+
+
+def test_variables_on_servers_are_seen_by_every_worker_between_steps(tmp_path: Path) -> None:
+    """Also an optimizer's state, which only its server has; and what a script writes itself."""
+    body = """
+for _ in range(2):
+    step(tf.constant(True))
+print("seen", v.numpy().tolist(), [one.numpy().tolist() for one in optimizer.variables[2:]])
+v.assign([8.0, 8.0])
+step(tf.constant(True))
+print("then", v.numpy().tolist())
+autodist.close()
+print("closed", v.numpy().tolist())
+"""
+    text = printed(tmp_path, body, script=SERVED, arguments="strategy_builder='PS()'")
+
+    v, momentum, shown = np.array([1.0, 2.0]), np.zeros(2), []
+    for written in (None, None, 8.0):
+        v = v if written is None else np.full(2, written)
+        momentum = 0.5 * momentum - 0.5 * (v + v)  # What both replicas have is added up.
+        v = v + momentum
+        shown.append((v.tolist(), momentum.tolist()))
+    assert text.count(f"seen {shown[1][0]} [{shown[1][1]}]") == 2
+    assert text.count(f"then {shown[2][0]}") == text.count(f"closed {shown[2][0]}") == 2
 
 
 def test_one_worker_is_enough(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from autodist_py.distribute.placement import LocalPlacement, options_of
+from autodist_py.program.build import CapturedStep
 from autodist_py.proto.graph_item import Gradient, Input, Variable
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from tests.support.kernel_programs import captured, handle, placeholder, raw
@@ -21,4 +22,5 @@ def test_replicas_on_gpus_alone_are_compiled() -> None:
             run_ops=["update"],
         )
     placement = LocalPlacement(["/device:GPU:0", "/device:GPU:1"], AllReduce(), options_of(decorrelate=False))
-    assert {bound.replica for bound in placement.compiled(item, "step").variables} == {0, 1}
+    step = CapturedStep(item=item, variables={}, name="step")
+    assert {bound.replica for bound in placement.compiled(step).program.variables} == {0, 1}

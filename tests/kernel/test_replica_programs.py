@@ -115,34 +115,29 @@ def changed(**parts: Any) -> GraphItem:
 
 
 @pytest.mark.parametrize(
-    ("item", "keeps_copies", "message"),
+    ("item", "message"),
     [
-        (replica_function(), False, "of 'x', 'seen', so they keep their variables: keeps_copies"),
         (
             changed(gradients=(Gradient("w", ("gradient/w:0",), "sum"),)),
-            True,
             "so gradients are added up; that of variable 'w' has the reduction 'sum'",
         ),
         (
             changed(statistics=(Statistic("largest:0", "float64", (), "mean"),)),
-            True,
             "'largest:0' of type float64 has the reduction 'mean'",
         ),
         (
             changed(statistics=(Statistic("largest:0", "string", (), "add"),)),
-            True,
             "'largest:0' of type string has the reduction 'add'",
         ),
         (
             changed(outputs=(Output("own:0", "float64", (), "sum"),)),
-            True,
             "result 'own:0' differs between replicas, so it is to be per_replica",
         ),
     ],
 )
-def test_what_would_count_replicas_by_examples_is_refused(item: GraphItem, keeps_copies: bool, message: str):
+def test_what_would_count_replicas_by_examples_is_refused(item: GraphItem, message: str):
     with pytest.raises(CaptureError, match=message):
-        compile(item, all_reduce(item), kernel_programs.topology(2), Options(keeps_copies=keeps_copies))
+        compile(item, all_reduce(item), kernel_programs.topology(2), Options(keeps_copies=True))
 
 
 def test_a_part_is_no_batch():
@@ -156,14 +151,48 @@ def test_a_part_is_no_batch():
 
 def test_variables_that_replicas_keep_are_on_no_server():
     where = replace(kernel_programs.topology(2), servers={SERVER: 0})
-    with pytest.raises(StrategyError, match="which servers and shards do not know yet; variable 'w'"):
+    with pytest.raises(StrategyError, match="which servers and shards have but once; variable 'w' is to have one"):
         compile(replica_function(), ON_SERVER, where, Options(keeps_copies=True))
 
 
 def test_a_worker_that_only_serves_keeps_no_variables():
     where = Topology(0, (Replica(0, 0, "/device:CPU:0"), Replica(1, 1, "/device:CPU:0", trains=False)))
     with pytest.raises(StrategyError, match="so each worker trains; worker 1 is to serve only"):
-        compile(replica_function(), all_reduce(replica_function()), where, Options(keeps_copies=True))
+        compile(replica_function(), all_reduce(replica_function()), where)
+
+
+def test_a_variable_that_is_there_once_is_copied_for_each_step_and_each_replicas_own_is_kept():
+    """On a server, too: the update is made once, of all that replicas add up."""
+    where = replace(kernel_programs.topology(2), servers={SERVER: 0})
+    initial: Initial = {"w": [np.array(2.0), np.array(np.nan)], "seen": [np.array(0), np.array(10)]}
+    results = [run_steps(replica_function(), where, [fed(PARTS[:2])] * 3, initial, one) for one in (None, ON_SERVER)]
+    w = 2.0
+    for _ in range(3):
+        w -= RATE * (sum(part.mean() * w for part in PARTS[:2]) + 2 * 0.5 * w)
+    for state, fetched in results:
+        np.testing.assert_allclose(state[0]["w"], w, rtol=1e-12)
+        assert [own["seen"] for own in state] == [9, 13]
+        np.testing.assert_array_equal(fetched, [[3.0, 0.5, 5.5]] * 3)
+
+
+def test_a_value_of_each_replicas_own_lives_with_the_workers_whatever_it_is_made_of():
+    """Here of a gradient that a server combines."""
+    item = replica_function()
+    with kernel_programs.import_graph(
+        GraphView(tf.compat.v1.GraphDef.FromString(item.graph_def))
+    ).as_default() as graph:
+        largest = raw.Maximum(x=graph.get_tensor_by_name("gradient/w:0"), y=graph.get_tensor_by_name("own:0"))
+        raw.AssignVariableOp(resource=handle("last"), value=largest, name="note")
+        definition = graph.as_graph_def().SerializeToString(deterministic=True)
+    last = Variable("last", "float64", (), update_ops=("note",), per_replica=True)
+    item = replace(item, graph_def=definition, variables=(*item.variables, last), run_ops=(*item.run_ops, "note"))
+    where = replace(kernel_programs.topology(2), servers={SERVER: 0})
+    initial: Initial = {"w": np.array(2.0), "seen": np.array(0), "last": np.array(0.0)}
+    for strategy in (None, ON_SERVER):
+        state, _ = run_steps(item, where, [fed([np.array([1.0]), np.array([9.0])])], initial, strategy)
+        assert [own["last"] for own in state] == [20.0, 20.0]
+        state, _ = run_steps(item, where, [fed([np.array([-1.0]), np.array([0.1])])], initial, strategy)
+        assert [own["last"] for own in state] == [-1.0, 0.1]
 
 
 def test_a_result_may_be_combined_and_each_replicas_own():

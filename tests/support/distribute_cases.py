@@ -41,13 +41,19 @@ def data(rows: int = 12, features: int = 4) -> tuple[np.ndarray, np.ndarray]:
 
 
 def components(variables: Any) -> list[Any]:
-    """Each replica's component of variables, Keras's and TensorFlow's, by their paths."""
+    """Each replica's component of variables, Keras's and TensorFlow's: the same, if they have one together."""
     found = []
     for variable in variables:
         inner = getattr(variable, "value", variable)
         inner = inner if isinstance(inner, tf.Variable) else variable
-        found.append([one.numpy() for one in getattr(inner, "values", [inner])])
+        own = [one.numpy() for one in getattr(inner, "values", [inner])]
+        strategy = getattr(inner, "distribute_strategy", None)
+        found.append(own * (len(strategy.extended.worker_devices) if strategy and len(own) == 1 else 1))
     return found
+
+
+def on_several_workers(strategy: Any) -> bool:
+    return bool(getattr(strategy.extended, "_num_workers", 1) > 1)
 
 
 def own_parts(strategy: Any, value: np.ndarray, more: int = 0) -> Any:

@@ -24,8 +24,9 @@ class Outcomes:
 
     Args:
         folder: a new one.
-        kinds: "tensorflow" and "ours" are on one machine; "tensorflow-workers" and "ours-workers" are on two workers,
-            and so are "ours-tasks", which find one another by TF_CONFIG.
+        kinds: "tensorflow" and "ours" are on one machine, and so are "tensorflow-central" and "central", and
+            "autodist PS()", by that builder; "tensorflow-workers" and "ours-workers" are on two workers, and so are
+            "autodist-workers PS()", and "ours-tasks", which find one another by TF_CONFIG.
         replicas: of each worker.
         only: the cases; none: all.
     """
@@ -44,7 +45,7 @@ class Outcomes:
         environments: list[dict[str, str]] = [{}]
         if kind in ("tensorflow-workers", "ours-tasks"):
             environments = [{"TF_CONFIG": json.dumps(config)} for config in two_tasks()]
-        if kind == "ours-workers":
+        if kind.startswith(("ours-workers", "autodist-workers")):
             spec = self._folder / "two_workers.yml"
             spec.write_text(Shape("", (self.replicas, self.replicas)).resource_spec())
             command = [sys.executable, "-m", "autodist_py", "run", "--spec", str(spec)]

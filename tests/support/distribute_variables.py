@@ -7,7 +7,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.support.distribute_cases import MEAN, REPLICA, STEPS, SUM, case, components, data, our_case, own_parts
+from tests.support.distribute_cases import (
+    MEAN,
+    REPLICA,
+    STEPS,
+    SUM,
+    case,
+    components,
+    data,
+    on_several_workers,
+    our_case,
+    own_parts,
+)
 
 
 @case
@@ -15,7 +26,7 @@ def what_each_worker_has(strategy: Any) -> Any:
     """As an argument, closed over, and in a variable of no strategy. One machine has one of each."""
     number = float(getattr(strategy.extended, "_id_in_cluster", 0)) + 1.0
     outside = tf.Variable(number)
-    is_of_workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    is_of_workers = on_several_workers(strategy)
     with strategy.scope():
         v = tf.Variable(1.0, aggregation=tf.VariableAggregation.SUM)
 
@@ -108,7 +119,7 @@ def what_a_merge_call_closes_over(strategy: Any) -> Any:
     outside = strategy.experimental_distribute_values_from_function(make)
 
     def merge(strategy: Any) -> Any:
-        is_of_workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        is_of_workers = on_several_workers(strategy)
         inside = outside if is_of_workers else strategy.experimental_distribute_values_from_function(make)
         sums = [strategy.extended.reduce_to(SUM, value, v) for value in (outside, inside)]
         strategy.extended.update(v, lambda v, one, other: v.assign_add(tf.reduce_max(one + other)), args=tuple(sums))

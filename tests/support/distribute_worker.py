@@ -14,6 +14,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import collective_all_reduce_strategy
 
+from autodist_py import AutoDist
+from autodist_py.proto.graph_item import GraphItem
+from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
+from autodist_py.proto.strategy import Strategy, VariableStrategy
+from autodist_py.proto.synchronizers import PSSynchronizer
 from tests.support import distribute_branches, distribute_training, distribute_variables
 from tests.support.distribute_cases import CASES, OURS, Case
 
@@ -25,6 +30,18 @@ TOWER_MODULES = {
     "tower-references": ("references", "session_references"),
 }
 """The modules that have the programs of a kind of strategy, where it is one of towers or is compared with it."""
+
+
+class CutInTwo:
+    """Each variable in two shards, both on the first server."""
+
+    def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
+        synchronizers = [PSSynchronizer(resources.server_devices[0])] * 2
+        cut = [
+            VariableStrategy.partitioned(one, 0, synchronizers[: 2 if one.shape else 1])
+            for one in item.trainable_variables
+        ]
+        return Strategy(tuple(cut), tuple(resources.replica_devices))
 
 
 class _TheirExtended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
@@ -58,7 +75,15 @@ def made(kind: str, replicas: int) -> Any:
     if kind == "tensorflow-workers":
         _TheirExtended.num_local = replicas
         return _TheirWorkers()
+    if kind == "tensorflow-central":
+        return tf.distribute.experimental.CentralStorageStrategy(devices)
     ours = importlib.import_module("autodist_py.distribute")
+    if kind == "central":
+        return ours.CentralStorageStrategy(devices)
+    if kind.startswith("autodist"):
+        resources = None if "workers" in kind else ResourceSpec((NodeSpec("127.0.0.1", cpus=tuple(range(replicas))),))
+        named = kind.partition(" ")[2]
+        return ours.AutoDistStrategy(AutoDist(resources, CutInTwo() if named == "cut in two" else named))
     if kind == "towers":
         return ours.towers.MirroredStrategy(devices)
     return ours.MirroredStrategy(devices) if kind == "ours" else ours.MultiWorkerMirroredStrategy()
@@ -78,7 +103,7 @@ def as_arrays(value: Any) -> list[np.ndarray]:
 
 def main(kind: str, replicas: int, folder: str, only: list[str]) -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
-    if kind not in ("ours-workers", "ours-tasks"):
+    if not kind.startswith(("ours-workers", "ours-tasks", "autodist-workers")):
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
     for name, function in programs(kind).items():
         if only and name not in only:

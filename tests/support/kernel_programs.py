@@ -187,13 +187,14 @@ def run_steps(
     where: Topology,
     feeds: Sequence[Mapping[str, np.ndarray]],
     initial: Mapping[str, np.ndarray | Sequence[np.ndarray]],
+    strategy: Strategy | None = None,
     **options: Any,
 ) -> tuple[list[dict[str, np.ndarray]], list[list[np.ndarray]]]:
     """Compile `item` for one worker, run on each of `feeds`: each replica's variables at the end, and all fetches.
 
     `initial` has the value of a variable, or a value for each local replica's copy of it.
     """
-    program = compile(item, all_reduce(item), where, Options(**options))
+    program = compile(item, strategy or all_reduce(item), where, Options(**options))
     graph = import_graph(program.graph)
     devices = [replica.device for replica in where.local_replicas]
     with graph.as_default():

@@ -71,12 +71,17 @@ class Replicas:
         is_local: whether each replica has its own value of the variable with these components.
         is_alone: whether all replicas are of this process.
         folds_seeds: whether replicas draw other numbers, each its own, by one seed.
+        is_separate: whether each replica has its own value of this one, which they had together.
+        separate: makes each replica have its own value of a variable, given with its name in the item and what writes
+            another one on each; or refuses it.
     """
 
     container_of: Callable[[Any], Any]
     is_local: Callable[[Any], bool]
     is_alone: bool = True
     folds_seeds: bool = False
+    is_separate: Callable[[Any], bool] = lambda container: False
+    separate: Callable[[Any, str, str], None] = lambda container, name, writer: None
 
 
 class ReplicaTrace:
@@ -235,9 +240,7 @@ class ReplicaTrace:
         traced = TracedGraph(
             graph=bound.definition,
             variables=tuple(
-                replace(
-                    one, per_replica=self._replicas.is_local(self._replicas.container_of(bound.variables[one.name]))
-                )
+                replace(one, per_replica=self._is_own(bound.variables[one.name]))
                 for one in mapped_variables(bound.variables)
             ),
             gradients=gradients,
@@ -255,7 +258,7 @@ class ReplicaTrace:
         for variable in item.variables:
             if variable.update_ops:
                 self._require_component(variable.name, bound.variables[variable.name])
-        item = _with_own_variables(item)
+        item = self._with_own_variables(item, bound)
         self._require_shared(item, bound)
         kept = {variable.name for variable in item.variables}
         return CapturedReplicaFunction(
@@ -301,20 +304,25 @@ class ReplicaTrace:
             if tensor.op.name in own:
                 raise _not_received(tensor)
 
+    def _with_own_variables(self, item: GraphItem, bound: BoundGraph) -> GraphItem:
+        """`item`, in which a variable that replicas write with what differs between them is each one's own."""
+        while written := dict(varying_writes(item, analyse(item))):
+            for name, writer in written.items():
+                self._replicas.separate(self._replicas.container_of(bound.variables[name]), name, writer)
+            variables = (replace(one, per_replica=one.per_replica or one.name in written) for one in item.variables)
+            item = replace(item, variables=tuple(variables))
+        return item
+
+    def _is_own(self, variable: Any) -> bool:
+        container = self._replicas.container_of(variable)
+        return self._replicas.is_local(container) or self._replicas.is_separate(container)
+
     def _require_component(self, name: str, variable: Any) -> None:
         if self._replicas.container_of(variable) is variable:
             raise CaptureError(
                 f"variable '{name}' is written by each replica, and was made outside of the strategy's scope, so that "
                 "there is one for all. Make it within `with strategy.scope():`"
             )
-
-
-def _with_own_variables(item: GraphItem) -> GraphItem:
-    """`item`, in which a variable that replicas write with what differs between them is each one's own."""
-    while written := {name for name, _ in varying_writes(item, analyse(item))}:
-        variables = (replace(one, per_replica=one.per_replica or one.name in written) for one in item.variables)
-        item = replace(item, variables=tuple(variables))
-    return item
 
 
 def _not_received(tensor: tf.Tensor) -> CaptureError:

@@ -1,0 +1,135 @@
+"""What replicas that have a variable together may not do is refused, with the way out; and how such strategies look."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from autodist_py import AutoDist, AutoDistError, CaptureError, StrategyError
+from autodist_py.distribute import AutoDistStrategy, CentralStorageStrategy
+from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
+from tests.support.distribute_worker import CutInTwo
+
+DEVICES = ["CPU:0", "CPU:1"]
+REPLICA = tf.distribute.get_replica_context
+
+
+@pytest.fixture
+def made() -> Iterator[Callable[[Any], AutoDistStrategy]]:
+    """Makes a strategy of two replicas, by a builder."""
+    opened: list[AutoDist] = []
+
+    def make(builder: Any) -> AutoDistStrategy:
+        opened.append(AutoDist(ResourceSpec((NodeSpec("127.0.0.1", cpus=(0, 1)),)), builder))
+        return AutoDistStrategy(opened[-1])
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def own() -> tf.Tensor:
+    return tf.cast(REPLICA().replica_id_in_sync_group, tf.float32) + 1.0
+
+
+def variable(strategy: Any, **options: Any) -> Any:
+    with strategy.scope():
+        return tf.Variable(tf.ones([4]), **options)
+
+
+def trained(strategy: Any, v: Any) -> Callable[[], Any]:
+    """A step that trains `v`."""
+    with strategy.scope():
+        optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)
+        optimizer.build([v])
+    return tf.function(lambda: strategy.run(lambda: optimizer.apply_gradients([(v * own(), v)])))
+
+
+def test_a_variable_is_there_once(made: Any) -> None:
+    for strategy in (made("PS()"), CentralStorageStrategy(DEVICES)):
+        v = variable(strategy)
+        assert len(v.values) == 1 and len(strategy.experimental_local_results(v)) == 1
+        counts = variable(strategy, synchronization=tf.VariableSynchronization.ON_READ)
+        assert len(counts.values) == 2
+
+
+def test_the_parameters_have_a_device_of_their_own() -> None:
+    strategy = CentralStorageStrategy(DEVICES, "CPU:1")
+    v = variable(strategy)
+    trained(strategy, v)()
+    assert v.values[0].device.endswith("CPU:1")
+    assert [one.rpartition(":")[2] for one in strategy.extended.parameter_devices] == ["1"]
+    assert isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+    assert abs(v.numpy()[0] - (1.0 - 0.1 * 3.0)) < 1e-6
+
+
+def test_what_differs_between_replicas_is_not_written_to_what_they_have_together() -> None:
+    """As under TensorFlow's, which asks for an aggregation."""
+    for strategy in (CentralStorageStrategy(DEVICES), tf.distribute.experimental.CentralStorageStrategy(DEVICES)):
+        v = variable(strategy)
+        with pytest.raises(ValueError, match="aggregation"):
+            tf.function(lambda strategy=strategy, v=v: strategy.run(lambda: v.assign_add(tf.ones([4]) * own())))()
+
+
+def test_a_value_that_was_read_as_one_is_not_given_to_each_replica_later(made: Any) -> None:
+    strategy = made("PS()")
+    v = variable(strategy)
+    tf.function(lambda: strategy.run(lambda: v * 2.0))()
+    write = tf.function(lambda: strategy.run(lambda: v.assign_add(tf.ones([4]) * own())))
+    with pytest.raises(CaptureError, match=r"read as one for all. Run this one first, as fit\(\) before evaluate\(\)"):
+        write()
+    other = variable(strategy)
+    tf.function(lambda: strategy.run(lambda: other.assign_add(tf.ones([4]) * own())))()
+    assert [one.numpy()[0] for one in other.values] == [2.0, 3.0]
+    read = tf.function(lambda: strategy.run(lambda: other * 2.0))
+    assert [one.numpy()[0] for one in strategy.experimental_local_results(read())] == [4.0, 6.0]
+
+
+def test_a_variable_that_is_given_other_values_is_each_replicas_own(made: Any) -> None:
+    strategy = made("PS()")
+    v, aggregated = variable(strategy), variable(strategy, aggregation=tf.VariableAggregation.SUM)
+    values = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.fill([4], 10.0 * (context.replica_id_in_sync_group + 1))
+    )
+    strategy.extended.update(v, lambda v, value: v.assign(value), args=(values,))
+    assert [one.numpy()[0] for one in v.values] == [10.0, 20.0]
+    with pytest.raises(CaptureError, match="is one for all replicas"):
+        strategy.extended.update(aggregated, lambda v, value: v.assign(value), args=(values,))
+
+
+@pytest.mark.parametrize("reads_first", [True, False])
+def test_an_old_value_is_read_by_no_function(made: Any, reads_first: bool) -> None:
+    strategy = made(CutInTwo())
+    v = variable(strategy)
+    step, read = trained(strategy, v), tf.function(lambda: tf.reduce_sum(v))
+    first, then = (read, step) if reads_first else (step, read)
+    first()
+    with pytest.raises(ValueError, match=r"in shards, and a tf.function reads it outside of run\(\)"):
+        then()
+    assert abs(tf.reduce_sum(v).numpy() - (4.0 if reads_first else 4.0 - 1.2)) < 1e-6  # Eagerly it is seen.
+
+
+def test_workers_that_take_their_steps_by_themselves_are_refused(made: Any) -> None:
+    strategy = made("PS(sync=False)")
+    v = variable(strategy)
+    with pytest.raises(StrategyError, match=r"take each step together.*Leave sync=False, staleness"):
+        trained(strategy, v)()
+
+
+def test_a_closed_autodist_has_no_strategy() -> None:
+    autodist = AutoDist(ResourceSpec((NodeSpec("127.0.0.1", cpus=(0,)),)))
+    autodist.close()
+    with pytest.raises(AutoDistError, match="AutoDistStrategy"):
+        AutoDistStrategy(autodist)
+    with pytest.raises(StrategyError, match="autodist"):
+        AutoDistStrategy("PS()")  # type: ignore[arg-type]
+
+
+def test_a_compressor_may_remember_what_it_has_left_out(made: Any) -> None:
+    strategy = made("AllReduce(compressor='TopKCompressor')")
+    v = variable(strategy)
+    step = trained(strategy, v)
+    for _ in range(3):
+        step()
+    assert v.numpy()[0] < 1.0

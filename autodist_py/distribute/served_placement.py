@@ -26,7 +26,7 @@ class ServedPlacement(ClusterPlacement):
         own = {"keeps_copies": False, "folds_seeds": self.options.folds_seeds, "batch": "global"}
         served = self._compiler.served_step(step, **own)
         behind = {name for name in served.program.held if name not in served.program.refreshed}
-        behind |= {shards.variable for shards in served.program.shards}
+        behind |= {shards.variable for shards in served.program.shards if not shards.is_whole}
         for name, variable in step.variables.items():
             container = tf_adapter.container_of(variable)
             if isinstance(container, tf_adapter.CentralVariable):

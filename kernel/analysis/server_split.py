@@ -33,7 +33,6 @@ class Division:
         self.markers = {op_of(tensor): side for gradient, side in sides.items() for tensor in gradient.tensors}
         self._trained = {gradient.variable: side for gradient, side in sides.items()}
         self._cut = {shards.variable for shards in program.cuts.shards}
-        self._own = {variable.name for variable in program.item.variables if variable.per_replica}
         self.held: dict[str, int] = {}
         derived = self._derived()
         self._need = self._reaching(derived)
@@ -90,8 +89,8 @@ class Division:
         """
         if handle in self._trained:
             return self._trained[handle]
-        if handle in self._cut or handle in self._own:
-            return WORKERS  # They join what the servers of its shards answer; or each replica has its own.
+        if handle in self._cut:
+            return WORKERS  # They join what the servers of its shards answer.
         directory = set(self.markers.values())
         if len(directory) == 1:
             return directory.pop()

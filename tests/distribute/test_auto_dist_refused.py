@@ -38,12 +38,20 @@ def variable(strategy: Any, **options: Any) -> Any:
         return tf.Variable(tf.ones([4]), **options)
 
 
-def trained(strategy: Any, v: Any) -> Callable[[], Any]:
-    """A step that trains `v`."""
+def momentum_of(step: Any) -> Any:
+    """The momentum of the variable that `step` trains."""
+    (momentum,) = step.optimizer.variables[2:]
+    return momentum.value
+
+
+def trained(strategy: Any, v: Any) -> Any:
+    """A step that trains `v`, with its optimizer."""
     with strategy.scope():
         optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)
         optimizer.build([v])
-    return tf.function(lambda: strategy.run(lambda: optimizer.apply_gradients([(v * own(), v)])))
+    step = tf.function(lambda: strategy.run(lambda: optimizer.apply_gradients([(v * own(), v)])))
+    step.optimizer = optimizer
+    return step
 
 
 def test_a_variable_is_there_once(made: Any) -> None:
@@ -98,16 +106,34 @@ def test_a_variable_that_is_given_other_values_is_each_replicas_own(made: Any) -
         strategy.extended.update(aggregated, lambda v, value: v.assign(value), args=(values,))
 
 
-@pytest.mark.parametrize("reads_first", [True, False])
-def test_an_old_value_is_read_by_no_function(made: Any, reads_first: bool) -> None:
+def test_eager_code_sees_what_every_step_has_left_in_shards(made: Any) -> None:
     strategy = made(CutInTwo())
     v = variable(strategy)
-    step, read = trained(strategy, v), tf.function(lambda: tf.reduce_sum(v))
+    step, expected, momentum = trained(strategy, v), 1.0, 0.0
+    for _ in range(3):
+        step()
+        momentum = 0.9 * momentum - 0.1 * 3.0 * expected
+        expected += momentum
+        assert abs(v.numpy()[0] - expected) < 1e-5
+        assert abs(momentum_of(step).numpy()[0] - momentum) < 1e-5
+
+
+@pytest.mark.parametrize("reads_first", [True, False])
+def test_an_old_value_is_read_by_no_function(made: Any, reads_first: bool) -> None:
+    """A weight that each step reads whole is as new as can be; a momentum is in its shards."""
+    strategy = made(CutInTwo())
+    v = variable(strategy)
+    step = trained(strategy, v)
+    momentum = momentum_of(step)
+    read = tf.function(lambda: tf.reduce_sum(momentum))
     first, then = (read, step) if reads_first else (step, read)
     first()
     with pytest.raises(ValueError, match=r"in shards, and a tf.function reads it outside of run\(\)"):
         then()
-    assert abs(tf.reduce_sum(v).numpy() - (4.0 if reads_first else 4.0 - 1.2)) < 1e-6  # Eagerly it is seen.
+    assert abs(tf.reduce_sum(momentum).numpy() - (0.0 if reads_first else -1.2)) < 1e-6  # Eagerly it is seen.
+    if not reads_first:
+        step()
+        assert abs(tf.function(lambda: tf.reduce_sum(v))().numpy() - tf.reduce_sum(v).numpy()) < 1e-6
 
 
 def test_workers_that_take_their_steps_by_themselves_are_refused(made: Any) -> None:

@@ -92,6 +92,14 @@ class CentralVariable(values.MirroredVariable):
         self._note_read()
         return self._values[replica_id if self.is_separate else 0]
 
+    def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        strategy, extended = self._distribute_strategy, self._distribute_strategy.extended
+        is_apart = strategy.num_replicas_in_sync > 1 and not extended.is_traced
+        if is_apart and self._aggregation == tf.VariableAggregation.NONE:
+            # Replicas run one after the other: else each would write what the one before has written.
+            extended.placement.separate(self, self.name, "run")
+        return super()._update_replica(update_fn, value, **kwargs)
+
     def _note_read(self) -> None:
         if is_in_function() and not self._distribute_strategy.extended.is_traced:
             if self.lives_elsewhere:

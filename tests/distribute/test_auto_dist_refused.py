@@ -80,6 +80,21 @@ def test_what_differs_between_replicas_is_not_written_to_what_they_have_together
             tf.function(lambda strategy=strategy, v=v: strategy.run(lambda: v.assign_add(tf.ones([4]) * own())))()
 
 
+def test_replicas_that_run_one_after_the_other_do_not_write_what_the_one_before_has_written(made: Any) -> None:
+    central = CentralStorageStrategy(DEVICES)
+    v = variable(central)
+    with pytest.raises(CaptureError, match="is one for all replicas, and 'run' writes"):
+        central.run(lambda: v.assign(v * 0.5))
+    strategy = made("PS()")
+    other = variable(strategy)
+    strategy.run(lambda: other.assign(other * 0.5))
+    assert [one.numpy()[0] for one in other.values] == [0.5, 0.5]
+    for each in (central, strategy):
+        summed = variable(each, aggregation=tf.VariableAggregation.SUM)
+        each.run(lambda summed=summed: summed.assign_add(tf.ones([4])))
+        assert summed.numpy()[0] == 3.0
+
+
 def test_a_value_that_was_read_as_one_is_not_given_to_each_replica_later(made: Any) -> None:
     strategy = made("PS()")
     v = variable(strategy)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.distribute_branches import RUN_EAGERLY
 from tests.support.distribute_outcomes import Outcomes, require_equal
+from tests.support.distribute_together import CHECKS
 
 pytestmark = [pytest.mark.first]
 TRAINING = (
@@ -119,3 +120,13 @@ def central(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
 @pytest.mark.parametrize("case", CENTRAL)
 def test_central_storage_gives_what_it_gives_under_tensorflows_strategy(central: Compared, case: str) -> None:
     central.require_equal("central", case, exactly=True)
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
+    yield Outcomes(tmp_path_factory.mktemp("together"), ["together"], 2)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_replicas_that_have_a_variable_together(together: Outcomes, check: str) -> None:
+    assert together.arrays("together", check) == []

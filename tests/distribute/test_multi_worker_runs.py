@@ -236,7 +236,7 @@ train()
             {},
             "all_reduce_spec='NCCL' needs NCCL, which runs on GPUs only",
         ),
-        ("strategy_builder='PS'", TWO, {}, "which servers and shards do not know yet"),
+        ("strategy_builder='PS'", TWO, {}, "which servers and shards have but once"),
         (
             "strategy_builder=\"AllReduce(compressor='HorovodCompressorEF')\"",
             TWO,

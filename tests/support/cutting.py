@@ -15,6 +15,7 @@ from autodist_py.kernel.topology import Topology
 from autodist_py.kernel.verify import verify
 from autodist_py.program.executor import Executor
 from autodist_py.proto.graph_item import GraphItem
+from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 from tests.support import kernel_programs
@@ -115,3 +116,15 @@ def require_same(step: Step, program: Program, steps: Sequence[Any]) -> None:
 def captured(step: Callable[..., Any], *arguments: Any) -> Step:
     found = capture(step, *map(tf.constant, arguments))
     return Step(found.item, {name: variable.numpy() for name, variable in found.variables.items()}, found.state)
+
+
+class CutInTwo:
+    """Each variable in two shards, both on the first server."""
+
+    def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
+        synchronizers = [PSSynchronizer(resources.server_devices[0])] * 2
+        cut = [
+            VariableStrategy.partitioned(one, 0, synchronizers[: 2 if one.shape else 1])
+            for one in item.trainable_variables
+        ]
+        return Strategy(tuple(cut), tuple(resources.replica_devices))

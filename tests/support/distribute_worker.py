@@ -15,11 +15,9 @@ import tensorflow as tf
 from tensorflow.python.distribute import collective_all_reduce_strategy
 
 from autodist_py import AutoDist
-from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
-from autodist_py.proto.strategy import Strategy, VariableStrategy
-from autodist_py.proto.synchronizers import PSSynchronizer
-from tests.support import distribute_branches, distribute_training, distribute_variables
+from tests.support import distribute_branches, distribute_together, distribute_training, distribute_variables
+from tests.support.cutting import CutInTwo
 from tests.support.distribute_cases import CASES, OURS, Case
 
 assert distribute_branches and distribute_training and distribute_variables  # They add their cases.
@@ -30,18 +28,6 @@ TOWER_MODULES = {
     "tower-references": ("references", "session_references"),
 }
 """The modules that have the programs of a kind of strategy, where it is one of towers or is compared with it."""
-
-
-class CutInTwo:
-    """Each variable in two shards, both on the first server."""
-
-    def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
-        synchronizers = [PSSynchronizer(resources.server_devices[0])] * 2
-        cut = [
-            VariableStrategy.partitioned(one, 0, synchronizers[: 2 if one.shape else 1])
-            for one in item.trainable_variables
-        ]
-        return Strategy(tuple(cut), tuple(resources.replica_devices))
 
 
 class _TheirExtended(collective_all_reduce_strategy.CollectiveAllReduceExtended):
@@ -80,6 +66,8 @@ def made(kind: str, replicas: int) -> Any:
     ours = importlib.import_module("autodist_py.distribute")
     if kind == "central":
         return ours.CentralStorageStrategy(devices)
+    if kind == "together":
+        return distribute_together.of_two_replicas
     if kind.startswith("autodist"):
         resources = None if "workers" in kind else ResourceSpec((NodeSpec("127.0.0.1", cpus=tuple(range(replicas))),))
         named = kind.partition(" ")[2]
@@ -94,6 +82,8 @@ def programs(kind: str) -> dict[str, Case]:
     modules = [importlib.import_module(f"tests.support.tower_{name}") for name in TOWER_MODULES.get(kind, ())]
     if modules:
         return {name: one for module in modules for name, one in getattr(module, "PROGRAMS", {}).items()}
+    if kind == "together":
+        return distribute_together.CHECKS
     return CASES | (OURS if kind == "ours" else {})
 
 
@@ -109,10 +99,11 @@ def main(kind: str, replicas: int, folder: str, only: list[str]) -> None:
         if only and name not in only:
             continue
         strategy = made(kind, replicas)
-        own = Path(folder, str(getattr(strategy.extended, "_id_in_cluster", 0)))
+        extended = getattr(strategy, "extended", None)
+        own = Path(folder, str(getattr(extended, "_id_in_cluster", 0)))
         own.mkdir(exist_ok=True)
         try:
-            arrays = as_arrays(function(strategy))
+            arrays = as_arrays(function(strategy) or [])
         except Exception:
             text = traceback.format_exc()
             print(name, text[-3000:], flush=True)

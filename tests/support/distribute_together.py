@@ -1,6 +1,9 @@
-"""What replicas that have a variable together may not do is refused, with the way out; and how such strategies look."""
+"""What replicas that have a variable together may do, and what is refused with the way out.
 
-from collections.abc import Callable, Iterator
+A check is given what makes a strategy of two replicas, by a builder. It runs in a process of two devices.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,24 +12,24 @@ import tensorflow as tf
 from autodist_py import AutoDist, AutoDistError, CaptureError, StrategyError
 from autodist_py.distribute import AutoDistStrategy, CentralStorageStrategy
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
-from tests.support.distribute_worker import CutInTwo
+from tests.support.cutting import CutInTwo
 
 DEVICES = ["CPU:0", "CPU:1"]
 REPLICA = tf.distribute.get_replica_context
 
 
-@pytest.fixture
-def made() -> Iterator[Callable[[Any], AutoDistStrategy]]:
-    """Makes a strategy of two replicas, by a builder."""
-    opened: list[AutoDist] = []
+Make = Callable[[Any], AutoDistStrategy]
+CHECKS: dict[str, Callable[[Make], None]] = {}
 
-    def make(builder: Any) -> AutoDistStrategy:
-        opened.append(AutoDist(ResourceSpec((NodeSpec("127.0.0.1", cpus=(0, 1)),)), builder))
-        return AutoDistStrategy(opened[-1])
 
-    yield make
-    for each in opened:
-        each.close()
+def check(function: Callable[[Make], None]) -> Callable[[Make], None]:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def of_two_replicas(builder: Any) -> AutoDistStrategy:
+    """The strategy of an AutoDist with two devices."""
+    return AutoDistStrategy(AutoDist(ResourceSpec((NodeSpec("127.0.0.1", cpus=(0, 1)),)), builder))
 
 
 def own() -> tf.Tensor:
@@ -54,7 +57,8 @@ def trained(strategy: Any, v: Any) -> Any:
     return step
 
 
-def test_a_variable_is_there_once(made: Any) -> None:
+@check
+def a_variable_is_there_once(made: Make) -> None:
     for strategy in (made("PS()"), CentralStorageStrategy(DEVICES)):
         v = variable(strategy)
         assert len(v.values) == 1 and len(strategy.experimental_local_results(v)) == 1
@@ -62,7 +66,8 @@ def test_a_variable_is_there_once(made: Any) -> None:
         assert len(counts.values) == 2
 
 
-def test_the_parameters_have_a_device_of_their_own() -> None:
+@check
+def the_parameters_have_a_device_of_their_own(made: Make) -> None:
     strategy = CentralStorageStrategy(DEVICES, "CPU:1")
     v = variable(strategy)
     trained(strategy, v)()
@@ -72,7 +77,8 @@ def test_the_parameters_have_a_device_of_their_own() -> None:
     assert abs(v.numpy()[0] - (1.0 - 0.1 * 3.0)) < 1e-6
 
 
-def test_what_differs_between_replicas_is_not_written_to_what_they_have_together() -> None:
+@check
+def what_differs_between_replicas_is_not_written_to_what_they_have_together(made: Make) -> None:
     """As under TensorFlow's, which asks for an aggregation."""
     for strategy in (CentralStorageStrategy(DEVICES), tf.distribute.experimental.CentralStorageStrategy(DEVICES)):
         v = variable(strategy)
@@ -80,7 +86,8 @@ def test_what_differs_between_replicas_is_not_written_to_what_they_have_together
             tf.function(lambda strategy=strategy, v=v: strategy.run(lambda: v.assign_add(tf.ones([4]) * own())))()
 
 
-def test_replicas_that_run_one_after_the_other_do_not_write_what_the_one_before_has_written(made: Any) -> None:
+@check
+def replicas_that_run_one_after_the_other_do_not_write_what_the_one_before_has_written(made: Make) -> None:
     central = CentralStorageStrategy(DEVICES)
     v = variable(central)
     with pytest.raises(CaptureError, match="is one for all replicas, and 'run' writes"):
@@ -95,7 +102,8 @@ def test_replicas_that_run_one_after_the_other_do_not_write_what_the_one_before_
         assert summed.numpy()[0] == 3.0
 
 
-def test_a_value_that_was_read_as_one_is_not_given_to_each_replica_later(made: Any) -> None:
+@check
+def a_value_that_was_read_as_one_is_not_given_to_each_replica_later(made: Make) -> None:
     strategy = made("PS()")
     v = variable(strategy)
     tf.function(lambda: strategy.run(lambda: v * 2.0))()
@@ -109,7 +117,8 @@ def test_a_value_that_was_read_as_one_is_not_given_to_each_replica_later(made: A
     assert [one.numpy()[0] for one in strategy.experimental_local_results(read())] == [4.0, 6.0]
 
 
-def test_a_variable_that_is_given_other_values_is_each_replicas_own(made: Any) -> None:
+@check
+def a_variable_that_is_given_other_values_is_each_replicas_own(made: Make) -> None:
     strategy = made("PS()")
     v, aggregated = variable(strategy), variable(strategy, aggregation=tf.VariableAggregation.SUM)
     values = strategy.experimental_distribute_values_from_function(
@@ -121,7 +130,8 @@ def test_a_variable_that_is_given_other_values_is_each_replicas_own(made: Any) -
         strategy.extended.update(aggregated, lambda v, value: v.assign(value), args=(values,))
 
 
-def test_eager_code_sees_what_every_step_has_left_in_shards(made: Any) -> None:
+@check
+def eager_code_sees_what_every_step_has_left_in_shards(made: Make) -> None:
     strategy = made(CutInTwo())
     v = variable(strategy)
     step, expected, momentum = trained(strategy, v), 1.0, 0.0
@@ -133,8 +143,13 @@ def test_eager_code_sees_what_every_step_has_left_in_shards(made: Any) -> None:
         assert abs(momentum_of(step).numpy()[0] - momentum) < 1e-5
 
 
-@pytest.mark.parametrize("reads_first", [True, False])
-def test_an_old_value_is_read_by_no_function(made: Any, reads_first: bool) -> None:
+@check
+def an_old_value_is_read_by_no_function(made: Make) -> None:
+    for reads_first in (True, False):
+        _require_no_old_value(made, reads_first=reads_first)
+
+
+def _require_no_old_value(made: Make, *, reads_first: bool) -> None:
     """A weight that each step reads whole is as new as can be; a momentum is in its shards."""
     strategy = made(CutInTwo())
     v = variable(strategy)
@@ -151,14 +166,16 @@ def test_an_old_value_is_read_by_no_function(made: Any, reads_first: bool) -> No
         assert abs(tf.function(lambda: tf.reduce_sum(v))().numpy() - tf.reduce_sum(v).numpy()) < 1e-6
 
 
-def test_workers_that_take_their_steps_by_themselves_are_refused(made: Any) -> None:
+@check
+def workers_that_take_their_steps_by_themselves_are_refused(made: Make) -> None:
     strategy = made("PS(sync=False)")
     v = variable(strategy)
     with pytest.raises(StrategyError, match=r"take each step together.*Leave sync=False, staleness"):
         trained(strategy, v)()
 
 
-def test_a_closed_autodist_has_no_strategy() -> None:
+@check
+def a_closed_autodist_has_no_strategy(made: Make) -> None:
     autodist = AutoDist(ResourceSpec((NodeSpec("127.0.0.1", cpus=(0,)),)))
     autodist.close()
     with pytest.raises(AutoDistError, match="AutoDistStrategy"):
@@ -167,7 +184,8 @@ def test_a_closed_autodist_has_no_strategy() -> None:
         AutoDistStrategy("PS()")  # type: ignore[arg-type]
 
 
-def test_a_compressor_may_remember_what_it_has_left_out(made: Any) -> None:
+@check
+def a_compressor_may_remember_what_it_has_left_out(made: Make) -> None:
     strategy = made("AllReduce(compressor='TopKCompressor')")
     v = variable(strategy)
     step = trained(strategy, v)

@@ -17,8 +17,8 @@ class AutoDistStrategy(MultiWorkerMirroredStrategy):
 
     All means what it means in `MultiWorkerMirroredStrategy`. A variable is there once: on all workers alike, on a
     server, or in shards on several, as the builder says. What is synchronized when it is read
-    (`VariableSynchronization.ON_READ`) each replica has for itself. So it does a variable that is made without an
-    aggregation, and that replicas write with values of their own, as batch normalization does.
+    (`VariableSynchronization.ON_READ`) each replica has for itself. So is a variable without an aggregation, if
+    replicas write values of their own to it, as batch normalization does.
 
     Args:
         autodist: whose workers, devices and builder they are. Closing it ends the strategy.

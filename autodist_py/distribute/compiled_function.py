@@ -157,7 +157,7 @@ class _Traced:
         container = tf_adapter.container_of(variable)
         if not isinstance(container, tf_adapter.DistributedVariable):
             return variable
-        first: tf.Variable = container.values[0]
+        first: tf.Variable = tf_adapter.components_of(container)[0]
         if tf_adapter.handle_of(first) is not tf_adapter.handle_of(variable):
             raise CaptureError(
                 f"'{name}' is another replica's component of a variable: a replica reads and writes its own. Use the "
@@ -177,7 +177,7 @@ class _Traced:
             elif bound.replica:
                 container = tf_adapter.container_of(own)
                 is_one = not isinstance(container, tf_adapter.DistributedVariable)
-                own = own if is_one else container.values[bound.replica]
+                own = own if is_one else tf_adapter.components_of(container)[bound.replica]
             yield (bound.variable, bound.replica), own
 
     def _fetched(self, program: CompiledProgram, tensors: Sequence[tf.Tensor]) -> Iterator[list[tf.Tensor]]:

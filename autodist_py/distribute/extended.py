@@ -13,6 +13,8 @@ from autodist_py.distribute.replica_context import tracing_context
 from autodist_py.distribute.served_placement import ServedPlacement
 from autodist_py.kernel.program import Options
 from autodist_py.program.build import Compiler
+from autodist_py.proto.errors import CaptureError
+from autodist_py.proto.text import shown
 from autodist_py.strategy_builders.base import StrategyBuilder
 
 
@@ -222,6 +224,22 @@ class ServedExtended(CompiledMultiWorkerExtended):
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         return central_or_own(self, super()._create_variable, self.worker_devices[0], next_creator, kwargs)
+
+    def _local_results(self, value: Any) -> Any:
+        for each in tf.nest.flatten(value):
+            if isinstance(each, tf_adapter.CentralVariable):
+                _ = each.values  # It is noted that they may be read.
+        return super()._local_results(value)
+
+    @tf_adapter.do_not_convert
+    def _call_for_each_replica(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+        is_plain = not isinstance(function, tf_adapter.Function) and not tf_adapter.is_in_function()
+        if is_plain and not tf_adapter.is_tensorflows(function):
+            raise CaptureError(
+                "run() of an AutoDistStrategy is given a tf.function, or is called in one, as the function is compiled "
+                f"for all replicas. Received: {shown(function)}. Give it tf.function(...)"
+            )
+        return super()._call_for_each_replica(function, args, kwargs)
 
     def _update(self, variable: Any, function: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
         given = tf.nest.flatten((args, kwargs))

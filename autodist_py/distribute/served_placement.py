@@ -31,10 +31,10 @@ class ServedPlacement(ClusterPlacement):
             container = tf_adapter.container_of(variable)
             if isinstance(container, tf_adapter.CentralVariable):
                 if name in behind and container.is_read_in_function():
-                    raise tf_adapter.read_too_early(name)
+                    raise tf_adapter.used_outside(name)
                 container.lives_elsewhere |= name in behind
                 container.is_used = True
-        return ServedProgram(served, step, self.begin_step if served.program.collectives else None)
+        return ServedProgram(served, step, self.begin_step)  # Whoever waits for this worker is told that it goes on.
 
     def separate(self, container: Any, name: str, writer: str) -> None:
         """See Placement."""
@@ -49,7 +49,7 @@ class ServedPlacement(ClusterPlacement):
                 "synchronization=tf.VariableSynchronization.ON_READ"
             )
         with tensorflow.eagerly():
-            value, further = container.values[0].read_value(), []
+            value, further = tf_adapter.components_of(container)[0].read_value(), []
             for device in self._devices[1:]:
                 with tf.device(device):
                     further.append(tensorflow.variable_of_no_strategy(value, value.dtype, f"{name}/own"))

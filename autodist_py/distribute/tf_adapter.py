@@ -42,11 +42,11 @@ regroup = distribute_utils.regroup
 do_not_convert = tf.autograph.experimental.do_not_convert
 
 
-def read_too_early(name: str) -> CaptureError:
-    """The refusal of a function that would read an old value of the variable of that name."""
+def used_outside(name: str) -> CaptureError:
+    """The refusal of a function that would find an old value of the variable of that name."""
     return CaptureError(
-        f"variable '{name}' is on a server, or in shards, and a tf.function reads it outside of run(), where it would "
-        "find an old value. Read it in the function that is given to run(), or eagerly, after the step"
+        f"variable '{name}' is on a server, or in shards. A tf.function reads or writes it outside of run(), where it "
+        "would find an old value. Do that in the function that is given to run(), or eagerly, between steps"
     )
 
 
@@ -77,6 +77,12 @@ class CentralVariable(values.MirroredVariable):
         """Whether what replicas assign is made one value for all."""
         return self._aggregation in (tf.VariableAggregation.MEAN, tf.VariableAggregation.SUM)
 
+    @property
+    def values(self) -> Any:
+        """The components."""
+        self._note_read()
+        return self._values
+
     def _get_cross_replica(self) -> Any:
         self._note_read()
         return super()._get_cross_replica()
@@ -101,9 +107,10 @@ class CentralVariable(values.MirroredVariable):
         return super()._update_replica(update_fn, value, **kwargs)
 
     def _note_read(self) -> None:
+        """A value is about to be read, or written."""
         if is_in_function() and not self._distribute_strategy.extended.is_traced:
             if self.lives_elsewhere:
-                raise read_too_early(self.name)
+                raise used_outside(self.name)
             self._readers.add(tf.compat.v1.get_default_graph())
 
 
@@ -155,6 +162,11 @@ def container_of(variable: Any) -> Any:
         if reference is not None:
             return reference()
     return variable
+
+
+def components_of(variable: Any) -> Any:
+    """The components of a distributed variable, which are not read."""
+    return variable._values
 
 
 def handle_of(variable: Any) -> Any:
@@ -239,6 +251,11 @@ def on_gradient(op: tf.Operation, called: Callable[..., Any]) -> None:
 def runs_eagerly() -> bool:
     """Whether ops are run as they are made."""
     return context.executing_eagerly()
+
+
+def is_tensorflows(function: Callable[..., Any]) -> bool:
+    """Whether it is a function of TensorFlow's, by which a strategy reduces along an axis."""
+    return str(getattr(function, "__module__", "")).startswith("tensorflow.")
 
 
 def is_in_function() -> bool:

@@ -38,7 +38,7 @@ from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy
 from autodist_py.proto.strategy_pb2 import Strategy as StrategyMessage
-from autodist_py.servers.parameter_servers import ParameterServers
+from autodist_py.servers.parameter_servers import ParameterServers, RemoteVariables
 from autodist_py.strategy_builders.base import StrategyBuilder, build_strategy
 
 _log = logging.getLogger(__name__)
@@ -202,11 +202,8 @@ class Compiler:
                 step, self._with_engine_started(step, strategy), self.topology(strategy), **options
             )
             self._warnings.say(step.name, self._otherwise(program, strategy))
-            states = self.compressor_states.of(program.compressor_states, step.variables, self.cluster.num_workers)
-            variables = {**step.variables, **states}
-            shards = self.parameter_servers.hold(program, strategy, variables)
-            copies = self.parameter_servers.copies(program, variables)
-        return ServedStep(program, {**step.variables, **shards}, self.cluster, self.parameter_servers, copies)
+            variables, copies = self._placed(step, program, strategy)
+        return ServedStep(program, variables, self.cluster, self.parameter_servers, copies)
 
     def distributed(self, step: CapturedStep, strategy: Strategy) -> StepProgram:
         """A program that all workers run together; each of them makes it, and what they agree on is the chief's.
@@ -258,10 +255,8 @@ class Compiler:
 
     def _bound(self, step: CapturedStep, program: CompiledProgram, strategy: Strategy) -> StepProgram:
         """The program with variables, servers and hooks: it can run."""
-        states = self.compressor_states.of(program.compressor_states, step.variables, self.cluster.num_workers)
-        variables = {**step.variables, **states}
-        shards = self.parameter_servers.hold(program, strategy, variables)
-        executor = self._executor(step, program, {**step.variables, **shards})
+        variables, copies = self._placed(step, program, strategy)
+        executor = self._executor(step, program, variables)
         messages = self.parameter_servers.serve(program, executor.server_function)
         is_bsp = program.consistency.is_bsp
         hooks = self.hooks.of(
@@ -271,13 +266,22 @@ class Compiler:
             key=self.agreement.key("inputs"),
             own=step.own,
             messages=messages,
-            variables=self.parameter_servers.copies(program, variables),
+            variables=copies,
         )
         may_go = self.agreement.may_go_everywhere(step.may_go and is_bsp and not own_state(step.item))
         made = StepProgram(executor, self.cluster, hooks, added=self.hooks.added, may_go=may_go)
         if messages is not None and is_bsp:
             messages.close_with(made)
         return made
+
+    def _placed(
+        self, step: CapturedStep, program: CompiledProgram, strategy: Strategy
+    ) -> tuple[dict[str, tf.Variable], RemoteVariables]:
+        """The program's variables on this worker, by name, each of which lives somewhere now; and what is elsewhere."""
+        states = self.compressor_states.of(program.compressor_states, step.variables, self.cluster.num_workers)
+        variables = {**step.variables, **states}
+        shards = self.parameter_servers.hold(program, strategy, variables)
+        return {**step.variables, **shards}, self.parameter_servers.copies(program, variables)
 
     def alone(self, step: CapturedStep) -> AloneProgram:
         """A program without the step's update, that this worker runs by itself on the whole of what it is given.

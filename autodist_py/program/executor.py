@@ -58,7 +58,12 @@ class Executor:
         """An op of the default graph that runs a step; its results are those of `run`."""
         results = [tf.TensorSpec(output.shape, tf.as_dtype(output.dtype)) for output in self._program.fetched]
         writes = self._program.graph.writes
-        only_read = [tensor for name, tensor in self._given.items() if not writes.get(op_of(name), True)]
+        served = {f"{bound.op}:0" for bound in self._program.variables if bound.variable in self._program.held}
+        only_read = [
+            tensor
+            for name, tensor in self._given.items()
+            if not writes.get(op_of(name), True) and name not in served  # A server writes what it holds.
+        ]
         return self._run.in_graph(feeds, results, only_read)
 
     def server_function(self, function: ServerFunction) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:

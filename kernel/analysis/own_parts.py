@@ -3,6 +3,8 @@
 Here a replica counts once, whatever examples it has, as in tf.distribute. What such programs may be, in this version.
 """
 
+from collections.abc import Collection
+
 import tensorflow as tf
 
 from autodist_py.kernel.analysis.outputs import differing
@@ -28,6 +30,7 @@ def require_own_parts(program: Program) -> None:
     if not parts and not own:
         return
     _require_all_train(program)
+    _require_reduced(program, own)
     named = ", ".join(f"'{name}'" for name in (*parts, *own))
     if batched := batched_tensors(item, program.analysis.captured):
         raise CaptureError(
@@ -60,6 +63,17 @@ def _require_everywhere(program: Program) -> None:
             raise StrategyError(
                 f"each replica keeps its own copy of variables, which servers and shards have but once; variable "
                 f"'{node.var_name}' is to have one. Use AllReduce, or AutoDistStrategy"
+            )
+
+
+def _require_reduced(program: Program, own: Collection[str]) -> None:
+    """Refuse to train on a server, or in shards, what each replica has for itself."""
+    for node in program.strategy.node_config:
+        if node.var_name in own and (node.shards or node.synchronizer is None or node.synchronizer.as_ps):
+            raise StrategyError(
+                f"variable '{node.var_name}' is trained, and each replica has its own value of it, as replicas write "
+                "what differs between them to it. So it is on no server, and in no shards. Give it AllReduce, as "
+                f"PerVariable({{'{node.var_name}': AllReduce()}}, default=...) does"
             )
 
 

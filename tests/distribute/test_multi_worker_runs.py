@@ -146,6 +146,36 @@ step(tf.constant(True))
     assert "exit 0" not in text
 
 
+def test_every_worker_reads_in_one_function_what_the_step_before_has_made_and_saves(tmp_path: Path) -> None:
+    """Also the worker that serves, whose program writes nothing itself. A checkpoint of its own each worker writes."""
+    body = """
+import tempfile
+
+@tf.function
+def two_steps():
+    step(True)
+    between = v.read_value() + 0.0
+    step(True)
+    return between, v.read_value() + 0.0
+
+step(tf.constant(True))
+print("read", [one.numpy().tolist() for _ in range(2) for one in two_steps()])
+tf.train.Checkpoint(v=v).write(tempfile.mkdtemp() + "/checkpoint")
+step(tf.constant(True))
+print("went on")
+autodist.close()
+"""
+    text = printed(tmp_path, body, script=SERVED, arguments="strategy_builder='PS()'")
+
+    v, momentum, shown = np.array([1.0, 2.0]), np.zeros(2), []
+    for _ in range(5):
+        momentum = 0.5 * momentum - 0.5 * (v + v)
+        v = v + momentum
+        shown.append(v.tolist())
+    assert text.count(f"read {shown[1:]}") == 2
+    assert text.count("went on") == 2
+
+
 def test_variables_on_servers_are_seen_by_every_worker_between_steps(tmp_path: Path) -> None:
     """Also an optimizer's state, which only its server has; and what a script writes itself."""
     body = """

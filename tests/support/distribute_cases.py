@@ -52,10 +52,6 @@ def components(variables: Any) -> list[Any]:
     return found
 
 
-def on_several_workers(strategy: Any) -> bool:
-    return bool(getattr(strategy.extended, "_num_workers", 1) > 1)
-
-
 def own_parts(strategy: Any, value: np.ndarray, more: int = 0) -> Any:
     """Each replica's rows of `value`, of different numbers; of two replicas, by so many `more` for the first."""
     n = strategy.num_replicas_in_sync

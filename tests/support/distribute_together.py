@@ -92,14 +92,48 @@ def replicas_that_run_one_after_the_other_do_not_write_what_the_one_before_has_w
     v = variable(central)
     with pytest.raises(CaptureError, match="is one for all replicas, and 'run' writes"):
         central.run(lambda: v.assign(v * 0.5))
+    summed = variable(central, aggregation=tf.VariableAggregation.SUM)
+    central.run(lambda: summed.assign_add(tf.ones([4])))
+    assert summed.numpy()[0] == 3.0
     strategy = made("PS()")
-    other = variable(strategy)
-    strategy.run(lambda: other.assign(other * 0.5))
-    assert [one.numpy()[0] for one in other.values] == [0.5, 0.5]
-    for each in (central, strategy):
-        summed = variable(each, aggregation=tf.VariableAggregation.SUM)
-        each.run(lambda summed=summed: summed.assign_add(tf.ones([4])))
-        assert summed.numpy()[0] == 3.0
+    with pytest.raises(CaptureError, match=r"Give it tf.function\(...\)"):
+        strategy.run(lambda: variable(strategy))
+    parts = strategy.experimental_distribute_values_from_function(lambda context: tf.ones([2, 3]))
+    assert strategy.reduce("MEAN", parts, axis=0).numpy().tolist() == [1.0, 1.0, 1.0]
+
+
+@check
+def what_each_replica_has_for_itself_is_trained_in_no_shards(made: Make) -> None:
+    for builder in (CutInTwo(), "PS()"):
+        strategy = made(builder)
+        v = variable(strategy)
+        write = tf.function(lambda strategy=strategy, v=v: strategy.run(lambda: v.assign_add(tf.ones([4]) * own())))
+        write()
+        with pytest.raises(StrategyError, match=r"is on no server, and in no shards. Give it AllReduce"):
+            trained(strategy, v)()
+
+
+@check
+def a_weight_is_read_between_steps_of_one_function(made: Make) -> None:
+    for builder in (CutInTwo(), "PS()"):
+        strategy = made(builder)
+        v = variable(strategy)
+        step = trained(strategy, v)
+
+        @tf.function
+        def two_steps(step: Any = step, v: Any = v) -> Any:
+            step()
+            between = v.read_value() + 0.0
+            step()
+            return between, v.read_value() + 0.0
+
+        results = [float(one[0]) for _ in range(2) for one in two_steps()]
+        expected, weight, momentum = [], 1.0, 0.0
+        for _ in range(4):
+            momentum = 0.9 * momentum - 0.1 * 3.0 * weight
+            weight += momentum
+            expected.append(weight)
+        assert all(abs(one - other) < 1e-5 for one, other in zip(results, expected, strict=True))
 
 
 @check
@@ -145,22 +179,31 @@ def eager_code_sees_what_every_step_has_left_in_shards(made: Make) -> None:
 
 @check
 def an_old_value_is_read_by_no_function(made: Make) -> None:
-    for reads_first in (True, False):
-        _require_no_old_value(made, reads_first=reads_first)
+    for way in ("sum", "component", "reduced", "update", "write"):
+        for reads_first in (True, False):
+            _require_no_old_value(made, way, reads_first=reads_first)
 
 
-def _require_no_old_value(made: Make, *, reads_first: bool) -> None:
+def _require_no_old_value(made: Make, way: str, *, reads_first: bool) -> None:
     """A weight that each step reads whole is as new as can be; a momentum is in its shards."""
     strategy = made(CutInTwo())
     v = variable(strategy)
     step = trained(strategy, v)
     momentum = momentum_of(step)
-    read = tf.function(lambda: tf.reduce_sum(momentum))
+    reads = {
+        "sum": lambda: tf.reduce_sum(momentum),
+        "component": lambda: strategy.experimental_local_results(momentum)[0] + 0.0,
+        "reduced": lambda: strategy.reduce("MEAN", momentum, axis=None) + 0.0,
+        "update": lambda: strategy.extended.update(momentum, lambda one: one.read_value() * 1.0),
+        "write": lambda: momentum.assign_add(tf.ones([4])),
+    }
+    read = tf.function(reads[way])
     first, then = (read, step) if reads_first else (step, read)
     first()
-    with pytest.raises(ValueError, match=r"in shards, and a tf.function reads it outside of run\(\)"):
+    with pytest.raises(ValueError, match=r"in shards\. A tf.function reads or writes it outside of run\(\)"):
         then()
-    assert abs(tf.reduce_sum(momentum).numpy() - (0.0 if reads_first else -1.2)) < 1e-6  # Eagerly it is seen.
+    written = 4.0 if reads_first and way == "write" else 0.0
+    assert abs(tf.reduce_sum(momentum).numpy() - (written if reads_first else -1.2)) < 1e-6  # Eagerly it is seen.
     if not reads_first:
         step()
         assert abs(tf.function(lambda: tf.reduce_sum(v))().numpy() - tf.reduce_sum(v).numpy()) < 1e-6

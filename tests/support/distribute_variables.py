@@ -15,10 +15,13 @@ from tests.support.distribute_cases import (
     case,
     components,
     data,
-    on_several_workers,
     our_case,
     own_parts,
 )
+
+
+def on_several_workers(strategy: Any) -> bool:
+    return bool(getattr(strategy.extended, "_num_workers", 1) > 1)
 
 
 @case

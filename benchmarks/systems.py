@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist_py import AutoDist
+from autodist_py import AutoDist, distribute
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
 from benchmarks.workloads import Workload, descend
 
@@ -107,18 +107,23 @@ def autodist(builder: str) -> Trainer:
     """Under that builder. Every worker is given the whole batch, and takes its part."""
 
     def train(workload: Workload, worker: Worker) -> Step:
-        nodes = tuple(NodeSpec(address, chief=rank == 0) for rank, address in enumerate(worker.addresses))
-        distributed = AutoDist(ResourceSpec(nodes), builder, seed=1)
-        step = distributed.function(workload.model().step)
+        step = _autodist(builder, worker).function(workload.model().step)
         return _over(workload.batches(len(worker.addresses)), step)
 
     return train
 
 
+def _autodist(builder: str, worker: Worker) -> AutoDist:
+    nodes = tuple(NodeSpec(address, chief=rank == 0) for rank, address in enumerate(worker.addresses))
+    return AutoDist(ResourceSpec(nodes), builder, seed=1)
+
+
+_PATIENCE = {"AUTODIST_JOIN_TIMEOUT": "600", "AUTODIST_HEARTBEAT_TIMEOUT": "60"}
+"""Many processes start at once, and wait for their turn."""
+
+
 def _autodist_environment(worker: Worker) -> Mapping[str, str]:
-    own = {"AUTODIST_LAUNCH": "none", "AUTODIST_COORDINATOR_PORT": str(worker.port)}
-    # Many processes start at once, and wait for their turn.
-    own |= {"AUTODIST_JOIN_TIMEOUT": "600", "AUTODIST_HEARTBEAT_TIMEOUT": "60"}
+    own = {"AUTODIST_LAUNCH": "none", "AUTODIST_COORDINATOR_PORT": str(worker.port), **_PATIENCE}
     if worker.rank:
         own |= {"AUTODIST_RANK": str(worker.rank), "AUTODIST_COORDINATOR": worker.endpoints[0]}
     return own
@@ -138,11 +143,29 @@ def _ours(builder: str, *workloads: str, is_exact: bool = True) -> System:
 
 
 def multi_worker_mirrored(workload: Workload, worker: Worker) -> Step:
-    """`tf.distribute.MultiWorkerMirroredStrategy` by RING: gradients are reduced in the replica, as optimizers do."""
+    """`tf.distribute.MultiWorkerMirroredStrategy` by RING."""
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation.RING
     )
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    return _replica_function(tf.distribute.MultiWorkerMirroredStrategy(communication_options=options), workload, worker)
+
+
+def compiled_mirrored(workload: Workload, worker: Worker) -> Step:
+    """The same program, under the strategy of `autodist_py.distribute`."""
+    return _replica_function(distribute.MultiWorkerMirroredStrategy(), workload, worker)
+
+
+def compiled_by(builder: str) -> Trainer:
+    """The same program, its variables where the builder has them."""
+
+    def train(workload: Workload, worker: Worker) -> Step:
+        return _replica_function(distribute.AutoDistStrategy(_autodist(builder, worker)), workload, worker)
+
+    return train
+
+
+def _replica_function(strategy: tf.distribute.Strategy, workload: Workload, worker: Worker) -> Step:
+    """Gradients are reduced in the replica, as optimizers do."""
     with strategy.scope():
         model = workload.model()
 
@@ -164,6 +187,10 @@ def multi_worker_mirrored(workload: Workload, worker: Worker) -> Step:
 def _tf_config(worker: Worker) -> Mapping[str, str]:
     cluster = {"cluster": {"worker": worker.endpoints}, "task": {"type": "worker", "index": worker.rank}}
     return {"TF_CONFIG": json.dumps(cluster)}
+
+
+def _compiled_environment(worker: Worker) -> Mapping[str, str]:
+    return {**_tf_config(worker), **_PATIENCE}
 
 
 # --- Horovod ----------------------------------------------------------------------------------------------------------
@@ -232,6 +259,7 @@ def _horovod_environment(worker: Worker) -> Mapping[str, str]:
 
 ALONE, HOROVOD = "one device", "Horovod"
 BY_HOROVOD = "AllReduce, HOROVOD"
+COMPILED = "tf.distribute, compiled"
 
 SYSTEMS: Mapping[str, System] = {
     ALONE: System(one_device, hosts=1),
@@ -245,4 +273,8 @@ SYSTEMS: Mapping[str, System] = {
     "Parallax": _ours("Parallax", "emb", "tlm"),
     BY_HOROVOD: replace(_ours("AllReduce(all_reduce_spec='HOROVOD')"), works_when_idle=True),
     "AllReduce, half": _ours("AllReduce(compressor='HorovodCompressor')", is_exact=False),
+    COMPILED: System(compiled_mirrored, is_ours=True, environment=_compiled_environment),
+    f"{COMPILED}, Parallax": System(
+        compiled_by("Parallax"), is_ours=True, environment=_autodist_environment, workloads=frozenset(("emb", "tlm"))
+    ),
 }

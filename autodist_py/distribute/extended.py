@@ -82,6 +82,8 @@ class CompiledExtended(tf_adapter.MirroredExtended):
     def _update(self, variable: Any, function: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
         if self._context is None:
             return super()._update(variable, function, args, kwargs, group)
+        if not tf_adapter.is_tensorflows(function):  # Those have a gradient reduced to its variable, or assign a value.
+            self._context.note_update(variable, args)
         with tf_adapter.update_context():
             result = self._context.update(variable, function, args, kwargs)
         return self._of_update(result, group)

@@ -220,7 +220,7 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
     def note_update(self, variable: Any, args: Sequence[Any]) -> None:
         """An optimizer updates `variable` by `args`: what is combined for them is its gradient."""
         for leaf in tf.nest.flatten(tuple(args)):
-            self.trace.is_update(variable, leaf)
+            self.trace.is_update(variable, leaf.own if isinstance(leaf, LazyPerReplica) else leaf)
 
     def _update(
         self,

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.support.distribute_cases import STEPS, SUM, case, components, data, our_case, own_parts
+from tests.support.distribute_cases import MEAN, STEPS, SUM, case, components, data, our_case, own_parts
 
 
 def network(width: int = 5, *, batch_norm: bool | str = False) -> keras.Model:
@@ -138,7 +138,8 @@ def fit_evaluate_predict(strategy: Any) -> Any:
 def gradients_are_seen_as_such(strategy: Any) -> Any:
     """Of Adam with a global norm, over batch normalization: how many there are, and of how many variables.
 
-    Then of an embedding: how many, and how many are sparse; and of one that is combined, and clipped by hand.
+    Then of an embedding: how many, and how many are sparse; of one that is combined, and clipped by hand; and of one that
+    a merge_call updates its variable by, beside a value that it assigns.
     """
     seen: list[Any] = []
     extended = strategy.extended
@@ -164,4 +165,15 @@ def gradients_are_seen_as_such(strategy: Any) -> Any:
         extended.update(v, lambda v, gradient: v.assign_sub(gradient), args=(clipped,))
 
     tf.function(lambda: strategy.run(clipped_step))()
-    return [*dense, *sparse, len(seen[-1].gradients)]
+    clipped = len(seen[-1].gradients)
+
+    def merged_step() -> None:
+        context = tf.distribute.get_replica_context()
+        context.merge_call(merged, args=context.all_reduce(MEAN, [v * 2.0, v * 3.0]))
+
+    def merged(_: Any, gradient: Any, value: Any) -> None:
+        v.assign(value)
+        extended.update(v, lambda v, gradient: v.assign_sub(gradient), args=(gradient,))
+
+    tf.function(lambda: strategy.run(merged_step))()
+    return [*dense, *sparse, clipped, len(seen[-1].gradients)]

@@ -138,6 +138,7 @@ def fit_evaluate_predict(strategy: Any) -> Any:
 def gradients_are_seen_as_such(strategy: Any) -> Any:
     """Of Adam with a global norm, over batch normalization: how many there are, and of how many variables.
 
+    And how many powers of its two rates it computes. (Each variable asks for both.)
     Then of an embedding: how many, and how many are sparse; of one that is combined, and clipped by hand; and of one that
     a merge_call updates its variable by, beside a value that it assigns.
     """
@@ -154,6 +155,8 @@ def gradients_are_seen_as_such(strategy: Any) -> Any:
     trained_by_loop(strategy, lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.1), batch_norm=True)
     item = seen[-1]
     dense = [len(item.gradients), len({gradient.variable for gradient in item.gradients})]
+    ops = tf.compat.v1.GraphDef.FromString(item.graph_def).node
+    dense.append(sum(op.op == "Pow" and op.name.startswith("adam") for op in ops))
     embedding_under_adam(strategy)
     sparse = [len(seen[-1].gradients), sum(gradient.is_sparse for gradient in seen[-1].gradients)]
     with strategy.scope():

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist_py.capture import tf_adapter
+from autodist_py.capture.alike import without_repeats
 from autodist_py.capture.assemble import assemble_marked, mapped_variables, table_initializers
 from autodist_py.capture.branches import drop_unused_arguments
 from autodist_py.capture.doors.before_branches import BeforeBranches
@@ -262,7 +263,7 @@ class ReplicaTrace:
         self._require_shared(item, bound)
         kept = {variable.name for variable in item.variables}
         return CapturedReplicaFunction(
-            item=item,
+            item=without_repeats(item),
             variables={name: variable for name, variable in bound.variables.items() if name in kept},
             state=bound.state,
             parts=tuple(part.op.name for part in self._parts),

@@ -63,7 +63,7 @@ def _read_from(node: tf.compat.v1.NodeDef, merged: dict[str, str]) -> None:
         if name.startswith("^"):
             controls.add(f"^{merged.get(op, op)}")
         else:
-            data.append(f"{merged.get(op, op)}{name[len(op):]}")
+            data.append(f"{merged.get(op, op)}{name[len(op) :]}")
     del node.input[:]
     node.input.extend([*data, *sorted(controls)])
 

@@ -60,6 +60,8 @@ def test_reads_with_a_write_between_them_are_two():
             write = tf.raw_ops.AssignAddVariableOp(resource=v, value=tf.constant(1.0), name="write")
         with tf.control_dependencies([write]):
             after, again = read(v, "after"), read(v, "again")
+        with tf.control_dependencies([after, again]):  # All three are marked as what others wait for.
+            tf.no_op()
         tf.add_n([before, after, again], name="result")
 
     nodes = nodes_of(without_repeats(item_of(build, "result", run_ops=["write"])))

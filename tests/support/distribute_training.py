@@ -138,9 +138,9 @@ def fit_evaluate_predict(strategy: Any) -> Any:
 def gradients_are_seen_as_such(strategy: Any) -> Any:
     """Of Adam with a global norm, over batch normalization: how many there are, and of how many variables.
 
-    And how many powers of its two rates it computes. (Each variable asks for both.)
-    Then of an embedding: how many, and how many are sparse; of one that is combined, and clipped by hand; and of one that
-    a merge_call updates its variable by, beside a value that it assigns.
+    And how many powers of its two rates it computes, which each variable asks for. Then of an embedding: how many, and
+    how many are sparse; of one that is combined, and clipped by hand; and of one that a merge_call updates its variable
+    by, beside a value that it assigns.
     """
     seen: list[Any] = []
     extended = strategy.extended

@@ -8,33 +8,42 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from autodist_py.kernel.ir.graph import functions_of
+from autodist_py.kernel.ir.graph import GraphView, functions_of
 from autodist_py.kernel.ir.names import op_of
 from autodist_py.kernel.ir.tf_adapter import is_stateful
 from autodist_py.proto.graph_item import GraphItem
 
 _READ, _FED = "ReadVariableOp", "Placeholder"
 
+_Key = tuple[object, ...]
+"""What ops have in common that compute the same."""
+
 
 def without_repeats(item: GraphItem) -> GraphItem:
-    """`item`, where ops of one type that read the same, wait for the same and have the same attributes are one op.
+    """`item`, where ops that compute the same single number of the same ones, and wait for the same, are one op.
 
     Ops with an effect stay as they are, and so do those that the item names. Two reads of a variable that wait for the
-    same ops have no write between them, so that they may be one. They are, of single numbers that are not trained, such
-    as a rate: of products of one tensor TensorFlow makes others than of those of equal tensors, which differ in the
-    last bit.
+    same ops have no write between them, so that they may be one. They are, of numbers that are not trained, such as a
+    rate. If thereby two ops on arrays would read the same, all stay as they are: TensorFlow would make these one, and
+    what reads it is computed in another order, so that its last bit may differ.
     """
     graph = tf.compat.v1.GraphDef.FromString(item.graph_def)
-    kept = _named(item)
+    kept, scalars = _named(item), GraphView(graph).scalars
     trained = {gradient.variable for gradient in item.gradients}
     numbers = {one.name for one in item.variables if one.shape == () and one.name not in trained}
-    first_of: dict[tuple[object, ...], str] = {}
+    first_of: dict[_Key, str] = {}
     merged: dict[str, str] = {}
+    arrays: dict[_Key, _Key] = {}
     nodes = []
     for node in graph.node:
+        before = _key(node)
         _read_from(node, merged)
-        if node.name not in kept and _may_be_one(node, numbers):
-            first = first_of.setdefault(_key(node), node.name)
+        key = _key(node)
+        if node.name not in scalars:
+            if not is_stateful(node) and arrays.setdefault(key, before) != before:
+                return item
+        elif node.name not in kept and _may_be_one(node, numbers):
+            first = first_of.setdefault(key, node.name)
             if first != node.name:
                 merged[node.name] = first
                 continue
@@ -74,6 +83,6 @@ def _may_be_one(node: tf.compat.v1.NodeDef, numbers: set[str]) -> bool:
     return node.op != _FED and not is_stateful(node) and not any(functions_of(node))
 
 
-def _key(node: tf.compat.v1.NodeDef) -> tuple[object, ...]:
+def _key(node: tf.compat.v1.NodeDef) -> _Key:
     attributes = sorted((name, value.SerializeToString(deterministic=True)) for name, value in node.attr.items())
     return node.op, node.device, tuple(node.input), tuple(attributes)

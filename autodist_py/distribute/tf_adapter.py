@@ -50,6 +50,14 @@ def used_outside(name: str) -> CaptureError:
     )
 
 
+def written_for_each(name: str, number: int) -> CaptureError:
+    """The refusal of an update that would write the one component of the variable of that name so many times."""
+    return CaptureError(
+        f"variable '{name}' is there once for all replicas, and an update outside of run() is done {number} times, "
+        "once for each component or device: it would be written as often. Write it by an update of its own, or beside"
+    )
+
+
 class CentralVariable(values.MirroredVariable):
     """A variable that all replicas have together: of one component, which each of them reads.
 
@@ -71,6 +79,15 @@ class CentralVariable(values.MirroredVariable):
         if self._readers:
             gc.collect()  # A graph refers to itself.
         return bool(self._readers)
+
+    def require_not_traced(self) -> None:
+        """Refuse that it becomes each replica's own where a function, this or an earlier one, has it as one for all."""
+        if is_in_function() or self.is_read_in_function():
+            raise CaptureError(
+                f"extended.update gives each replica its own value of variable '{self.name}', which a tf.function "
+                "reads or writes as one for all. Do this update eagerly, before the function is traced; or make the "
+                "variable with synchronization=tf.VariableSynchronization.ON_READ"
+            )
 
     @property
     def is_aggregated(self) -> bool:
@@ -97,6 +114,13 @@ class CentralVariable(values.MirroredVariable):
     def _get_replica(self, replica_id: int) -> Any:
         self._note_read()
         return self._values[replica_id if self.is_separate else 0]
+
+    def _update(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        extended = self._distribute_strategy.extended
+        several = extended.num_updated > 1 and distribute_lib.get_update_replica_id() is not None
+        if several and not self.is_separate:
+            raise written_for_each(self.name, extended.num_updated)
+        return super()._update(update_fn, value, **kwargs)
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         strategy, extended = self._distribute_strategy, self._distribute_strategy.extended

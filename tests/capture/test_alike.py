@@ -75,9 +75,10 @@ def test_what_has_an_effect_or_differs_is_done_each_time():
         writes = [
             tf.raw_ops.AssignAddVariableOp(resource=v, value=tf.constant(1.0), name=f"write_{each}") for each in "ab"
         ]
-        drawn = [tf.raw_ops.RandomStandardNormal(shape=[1], dtype=tf.float32, name=f"drawn_{each}") for each in "ab"]
+        shape = tf.zeros([0], tf.int32)
+        drawn = [tf.raw_ops.RandomStandardNormal(shape=shape, dtype=tf.float32, name=f"drawn_{each}") for each in "ab"]
         fed = [tf.raw_ops.Placeholder(dtype=tf.float32, name=f"fed_{each}") for each in "ab"]
-        constants = [tf.constant([value], name=f"constant_{value}") for value in (2, 3)]
+        constants = [tf.constant(value, name=f"constant_{value}") for value in (2, 3)]
         with tf.control_dependencies(writes):
             tf.add_n([*drawn, *fed, *(tf.cast(each, tf.float32) for each in constants)], name="result")
 
@@ -98,3 +99,14 @@ def test_ops_on_two_devices_are_two():
     nodes = nodes_of(without_repeats(item_of(build, "result")))
 
     assert {"root_0", "root_1"} <= nodes.keys()
+
+
+def test_ops_on_arrays_do_not_become_alike():
+    def build():
+        v, x = handle(), tf.constant([1.0, 2.0])
+        first, second = read(v, "first"), read(v, "second")
+        tf.add(first * x, (second * x) * tf.constant([3.0, 5.0]), name="result")
+
+    item = item_of(build, "result")
+
+    assert without_repeats(item) == item

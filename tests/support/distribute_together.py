@@ -162,6 +162,25 @@ def a_variable_that_is_given_other_values_is_each_replicas_own(made: Make) -> No
     assert [one.numpy()[0] for one in v.values] == [10.0, 20.0]
     with pytest.raises(CaptureError, match="is one for all replicas"):
         strategy.extended.update(aggregated, lambda v, value: v.assign(value), args=(values,))
+    beside, own = variable(strategy), variable(strategy, synchronization=tf.VariableSynchronization.ON_READ)
+    device = strategy.extended.worker_devices
+    for updated in (v, own):
+        with pytest.raises(CaptureError, match="is done 2 times, once for each component or device"):
+            strategy.extended.update(updated, lambda _: beside.assign_add(tf.ones([4])))
+    with pytest.raises(CaptureError, match="is done 2 times"):
+        strategy.extended.update_non_slot(device, lambda: beside.assign_add(tf.ones([4])))
+    strategy.extended.update(beside, lambda one: (one.assign_add(tf.ones([4])), aggregated.assign_add(one))[1])
+    assert [one.numpy()[0] for one in (*beside.values, *aggregated.values)] == [2.0, 3.0]
+    strategy.extended.update_non_slot(device, lambda: v.assign(tf.zeros([4])))
+    assert [one.numpy()[0] for one in v.values] == [0.0, 0.0]
+    write = tf.function(lambda: beside.assign(tf.ones([4]) * 7.0))
+    write()
+    with pytest.raises(CaptureError, match="reads or writes as one for all"):
+        strategy.extended.update(beside, lambda one, value: one.assign(value), args=(values,))
+    fresh = variable(strategy)
+    update = tf.function(lambda: strategy.extended.update(fresh, lambda one, value: one.assign(value), args=(values,)))
+    with pytest.raises(CaptureError, match="Do this update eagerly"):
+        update()
 
 
 @check

@@ -1,8 +1,6 @@
 """How mirrored strategies are implemented: TensorFlow's own, but replica functions are traced once and compiled."""
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,22 +16,6 @@ from autodist_py.program.build import Compiler
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.text import shown
 from autodist_py.strategy_builders.base import StrategyBuilder
-
-
-class _Updated(threading.local):
-    number = 1
-
-    @contextmanager
-    def of(self, number: int) -> Iterator[None]:
-        """An update is done that many times within."""
-        before, self.number = self.number, number
-        try:
-            yield
-        finally:
-            self.number = before
-
-
-_updated = _Updated()
 
 
 class CompiledExtended(tf_adapter.MirroredExtended):
@@ -100,7 +82,7 @@ class CompiledExtended(tf_adapter.MirroredExtended):
     def _update(self, variable: Any, function: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
         if self._context is None:
             is_distributed = isinstance(variable, tf_adapter.DistributedVariable)
-            with _updated.of(len(tf_adapter.components_of(variable)) if is_distributed else 1):
+            with tf_adapter.updated_times(len(tf_adapter.components_of(variable)) if is_distributed else 1):
                 return super()._update(variable, function, args, kwargs, group)
         if not tf_adapter.is_tensorflows(function):  # Those have a gradient reduced to its variable, or assign a value.
             self._context.note_update(variable, args)
@@ -108,17 +90,12 @@ class CompiledExtended(tf_adapter.MirroredExtended):
             result = self._context.update(variable, function, args, kwargs)
         return self._of_update(result, group)
 
-    @property
-    def num_updated(self) -> int:
-        """For how many components, or devices, the update outside of `run` is done that is under way in this thread."""
-        return _updated.number
-
     def _update_non_slot(
         self, colocate_with: Any, function: Callable[..., Any], args: Any, kwargs: Any, group: bool
     ) -> Any:
         context = self._context
         if context is None:
-            with _updated.of(len(colocate_with)):
+            with tf_adapter.updated_times(len(colocate_with) if isinstance(colocate_with, tuple) else 1):
                 return super()._update_non_slot(colocate_with, function, args, kwargs, group)
         own = context.own_arguments(args, kwargs)
         with tf_adapter.update_context(), context.trace.together.for_each():
@@ -272,7 +249,7 @@ class ServedExtended(CompiledMultiWorkerExtended):
     def _update(self, variable: Any, function: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
         given = tf.nest.flatten((args, kwargs))
         if self._context is None and any(isinstance(each, tf_adapter.PerReplica) for each in given):
-            if isinstance(variable, tf_adapter.CentralVariable) and not variable.is_separate:
-                variable.require_not_traced()
+            if isinstance(variable, tf_adapter.CentralVariable):
+                variable.note_write()
             self.placement.separate(variable, variable.name, "extended.update")
         return super()._update(variable, function, args, kwargs, group)

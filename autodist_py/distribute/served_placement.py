@@ -42,12 +42,14 @@ class ServedPlacement(ClusterPlacement):
             return
         if not isinstance(container, tf_adapter.CentralVariable) or container.is_aggregated:
             raise together(name, writer)
+        own = f"'{writer}' gives each replica its own value of variable '{name}', which "
+        or_made = "; or make the variable with synchronization=tf.VariableSynchronization.ON_READ"
         if container.is_used:
-            raise CaptureError(
-                f"'{writer}' gives each replica its own value of variable '{name}', which a function in run() has read "
-                "as one for all. Run this one first, as fit() before evaluate(); or make the variable with "
-                "synchronization=tf.VariableSynchronization.ON_READ"
-            )
+            way_out = "Run this one first, as fit() before evaluate()"
+            raise CaptureError(f"{own}a function in run() has read as one for all. {way_out}{or_made}")
+        if container.is_written_in_function():
+            way_out = "Do this first, and eagerly or in run()"
+            raise CaptureError(f"{own}a tf.function writes for all outside of run(). {way_out}{or_made}")
         with tensorflow.eagerly():
             value, further = tf_adapter.components_of(container)[0].read_value(), []
             for device in self._devices[1:]:

@@ -1,6 +1,7 @@
 """All that `autodist_py.distribute` uses of TensorFlow's private modules."""
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,12 +51,21 @@ def used_outside(name: str) -> CaptureError:
     )
 
 
-def written_for_each(name: str, number: int) -> CaptureError:
-    """The refusal of an update that would write the one component of the variable of that name so many times."""
-    return CaptureError(
-        f"variable '{name}' is there once for all replicas, and an update outside of run() is done {number} times, "
-        "once for each component or device: it would be written as often. Write it by an update of its own, or beside"
-    )
+class _Updates(threading.local):
+    number = 1
+
+
+_updates = _Updates()
+
+
+@contextmanager
+def updated_times(number: int) -> Iterator[None]:
+    """Outside of `run`, in this thread, the function of an update is called that many times within."""
+    before, _updates.number = _updates.number, number
+    try:
+        yield
+    finally:
+        _updates.number = before
 
 
 class CentralVariable(values.MirroredVariable):
@@ -72,22 +82,17 @@ class CentralVariable(values.MirroredVariable):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._readers: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
-        """The graphs of functions that have read it outside of `run`."""
+        """The graphs of functions that have read or written it outside of `run`."""
+        self._writers: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
+        """Those of them that write it for all replicas."""
 
     def is_read_in_function(self) -> bool:
-        """Whether a function that may run again reads it outside of `run`. Keras traces some that never run."""
-        if self._readers:
-            gc.collect()  # A graph refers to itself.
-        return bool(self._readers)
+        """Whether a function that may run again has it outside of `run`. Keras traces some that never run."""
+        return _are_alive(self._readers)
 
-    def require_not_traced(self) -> None:
-        """Refuse that it becomes each replica's own where a function, this or an earlier one, has it as one for all."""
-        if is_in_function() or self.is_read_in_function():
-            raise CaptureError(
-                f"extended.update gives each replica its own value of variable '{self.name}', which a tf.function "
-                "reads or writes as one for all. Do this update eagerly, before the function is traced; or make the "
-                "variable with synchronization=tf.VariableSynchronization.ON_READ"
-            )
+    def is_written_in_function(self) -> bool:
+        """Whether a function that may run again writes it outside of `run`."""
+        return _are_alive(self._writers)
 
     @property
     def is_aggregated(self) -> bool:
@@ -115,12 +120,34 @@ class CentralVariable(values.MirroredVariable):
         self._note_read()
         return self._values[replica_id if self.is_separate else 0]
 
-    def _update(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
-        extended = self._distribute_strategy.extended
-        several = extended.num_updated > 1 and distribute_lib.get_update_replica_id() is not None
+    def note_write(self) -> None:
+        """A value is about to be written."""
+        if is_in_function() and not self._distribute_strategy.extended.is_traced:
+            self._writers.add(tf.compat.v1.get_default_graph())
+        several = _updates.number > 1 and distribute_lib.get_update_replica_id() is not None
         if several and not self.is_separate:
-            raise written_for_each(self.name, extended.num_updated)
+            raise CaptureError(
+                f"variable '{self.name}' is there once for all replicas. An update outside of run() calls its function "
+                f"{_updates.number} times, once for each component or device, and would write it as often. Write it "
+                "after that update, or in one of its own: extended.update(variable, ...)"
+            )
+
+    def _update(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        self.note_write()
         return super()._update(update_fn, value, **kwargs)
+
+    def __getitem__(self, key: Any) -> Any:
+        part = super().__getitem__(key)
+        assign = getattr(part, "assign", None)  # Of the component, past `_update`.
+        if assign is None or self._distribute_strategy.extended.is_traced:
+            return part
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self.note_write()
+            return assign(*args, **kwargs)
+
+        part.assign = noted
+        return part
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         strategy, extended = self._distribute_strategy, self._distribute_strategy.extended
@@ -136,6 +163,12 @@ class CentralVariable(values.MirroredVariable):
             if self.lives_elsewhere:
                 raise used_outside(self.name)
             self._readers.add(tf.compat.v1.get_default_graph())
+
+
+def _are_alive(graphs: weakref.WeakSet[tf.Graph]) -> bool:
+    if graphs:
+        gc.collect()  # A graph refers to itself.
+    return bool(graphs)
 
 
 _CENTRAL = {**distribute_utils.VARIABLE_CLASS_MAPPING, tf.VariableSynchronization.ON_WRITE: CentralVariable}

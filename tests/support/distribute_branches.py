@@ -7,7 +7,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.support.distribute_cases import REPLICA, STEPS, SUM, case, components, data, our_case, own_parts
+from tests.support.distribute_cases import (
+    REPLICA,
+    STEPS,
+    SUM,
+    case,
+    compiled_items,
+    components,
+    data,
+    our_case,
+    own_parts,
+)
 from tests.support.distribute_training import network
 
 RUN_EAGERLY = {"gradient_accumulation", "accumulation_by_hand"}
@@ -234,16 +244,7 @@ def a_gradient_in_a_branch(strategy: Any) -> Any:
 @our_case
 def gradients_of_branches_are_seen_as_such(strategy: Any) -> Any:
     """How many gradients there are with loss scaling, of how many variables; and how many variables differ."""
-    seen: list[Any] = []
-    extended = strategy.extended
-    builder = extended.placement.strategy_builder
-
-    class Recorded:
-        def build(self, item: Any, resources: Any) -> Any:
-            seen.append(item)
-            return builder.build(item, resources)
-
-    extended.placement.strategy_builder = Recorded()
+    seen = compiled_items(strategy)
     scaled_training(strategy, lambda: keras.optimizers.Adam(0.05), (1.0,))
     item = seen[-1]
     named = {gradient.variable for gradient in item.gradients}

@@ -40,6 +40,20 @@ def data(rows: int = 12, features: int = 4) -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=(rows, features)).astype(np.float32), rng.integers(0, 3, rows)
 
 
+def compiled_items(strategy: Any) -> list[Any]:
+    """The items that the strategy compiles from now on, as its builder is given them."""
+    seen: list[Any] = []
+    builder = strategy.extended.placement.strategy_builder
+
+    class Recorded:
+        def build(self, item: Any, resources: Any) -> Any:
+            seen.append(item)
+            return builder.build(item, resources)
+
+    strategy.extended.placement.strategy_builder = Recorded()
+    return seen
+
+
 def components(variables: Any) -> list[Any]:
     """Each replica's component of variables, Keras's and TensorFlow's: the same, if they have one together."""
     found = []

@@ -162,25 +162,53 @@ def a_variable_that_is_given_other_values_is_each_replicas_own(made: Make) -> No
     assert [one.numpy()[0] for one in v.values] == [10.0, 20.0]
     with pytest.raises(CaptureError, match="is one for all replicas"):
         strategy.extended.update(aggregated, lambda v, value: v.assign(value), args=(values,))
-    beside, own = variable(strategy), variable(strategy, synchronization=tf.VariableSynchronization.ON_READ)
-    device = strategy.extended.worker_devices
-    for updated in (v, own):
-        with pytest.raises(CaptureError, match="is done 2 times, once for each component or device"):
-            strategy.extended.update(updated, lambda _: beside.assign_add(tf.ones([4])))
-    with pytest.raises(CaptureError, match="is done 2 times"):
-        strategy.extended.update_non_slot(device, lambda: beside.assign_add(tf.ones([4])))
-    strategy.extended.update(beside, lambda one: (one.assign_add(tf.ones([4])), aggregated.assign_add(one))[1])
-    assert [one.numpy()[0] for one in (*beside.values, *aggregated.values)] == [2.0, 3.0]
-    strategy.extended.update_non_slot(device, lambda: v.assign(tf.zeros([4])))
-    assert [one.numpy()[0] for one in v.values] == [0.0, 0.0]
-    write = tf.function(lambda: beside.assign(tf.ones([4]) * 7.0))
-    write()
-    with pytest.raises(CaptureError, match="reads or writes as one for all"):
-        strategy.extended.update(beside, lambda one, value: one.assign(value), args=(values,))
-    fresh = variable(strategy)
-    update = tf.function(lambda: strategy.extended.update(fresh, lambda one, value: one.assign(value), args=(values,)))
-    with pytest.raises(CaptureError, match="Do this update eagerly"):
-        update()
+
+
+@check
+def an_update_of_several_components_writes_nothing_that_is_there_once(made: Make) -> None:
+    strategy = made("PS()")
+    once, beside = variable(strategy), variable(strategy, aggregation=tf.VariableAggregation.SUM)
+    local = variable(strategy, synchronization=tf.VariableSynchronization.ON_READ)
+    devices, extended, ones = strategy.extended.worker_devices, strategy.extended, tf.ones([4])
+    with pytest.raises(CaptureError, match="calls its function 2 times, once for each component"):
+        extended.update(local, lambda _: once.assign_add(ones))
+    with pytest.raises(CaptureError, match="calls its function 2 times"):
+        extended.update(local, lambda _: once[:1].assign(once[:1] + 1.0))
+    with pytest.raises(CaptureError, match="calls its function 2 times"):
+        extended.update_non_slot(devices, lambda: once.assign_add(ones))
+    extended.update(once, lambda one: (one.assign_add(ones), beside.assign_add(one))[1])
+    assert [one.numpy()[0] for one in (*once.values, *beside.values)] == [2.0, 3.0]
+    extended.update_non_slot(devices, lambda: local.assign(ones * 5.0))
+    assert [one.numpy()[0] for one in local.values] == [5.0, 5.0]
+
+
+@check
+def a_variable_that_a_function_writes_for_all_is_not_given_to_each_replica_later(made: Make) -> None:
+    strategy = made("PS()")
+    values = strategy.experimental_distribute_values_from_function(lambda _: tf.zeros([4]))
+    refused = r"'{}' gives each replica its own value .*a tf.function writes for all outside of run\(\)"
+
+    def updated(v: Any) -> Any:
+        return strategy.extended.update(v, lambda one, value: one.assign(value), args=(values,))
+
+    written, run, within = (variable(strategy) for _ in range(3))
+    writes = [tf.function(lambda v=v: v.assign(tf.ones([4]) * 7.0)) for v in (written, run)]
+    for write in writes:
+        write()
+    with pytest.raises(CaptureError, match=refused.format("extended.update")):
+        updated(written)
+    with pytest.raises(CaptureError, match=refused.format(".*")):
+        tf.function(lambda: strategy.run(lambda: run.assign_add(tf.ones([4]) * own())))()
+    with pytest.raises(CaptureError, match=refused.format("extended.update")):
+        tf.function(lambda: updated(within))()
+    for write in writes:
+        write()
+    assert [len(v.values) for v in (written, run, within)] == [1, 1, 1]
+    read = variable(strategy)
+    double = tf.function(lambda: read * 2.0)
+    assert double().numpy()[0] == 2.0
+    updated(read)
+    assert double().numpy()[0] == 0.0
 
 
 @check

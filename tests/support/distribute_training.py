@@ -7,7 +7,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.support.distribute_cases import MEAN, STEPS, SUM, case, components, data, our_case, own_parts
+from tests.support.distribute_cases import (
+    MEAN,
+    STEPS,
+    SUM,
+    case,
+    compiled_items,
+    components,
+    data,
+    our_case,
+    own_parts,
+)
 
 
 def network(width: int = 5, *, batch_norm: bool | str = False) -> keras.Model:
@@ -138,25 +148,12 @@ def fit_evaluate_predict(strategy: Any) -> Any:
 def gradients_are_seen_as_such(strategy: Any) -> Any:
     """Of Adam with a global norm, over batch normalization: how many there are, and of how many variables.
 
-    And how many powers of its two rates it computes, which each variable asks for. Then of an embedding: how many, and
-    how many are sparse; of one that is combined, and clipped by hand; and of one that a merge_call updates its variable
-    by, beside a value that it assigns.
+    Then of an embedding: how many, and how many are sparse; and of one that is combined, and clipped by hand.
     """
-    seen: list[Any] = []
-    extended = strategy.extended
-    builder = extended.placement.strategy_builder
-
-    class Recorded:
-        def build(self, item: Any, resources: Any) -> Any:
-            seen.append(item)
-            return builder.build(item, resources)
-
-    extended.placement.strategy_builder = Recorded()
+    seen = compiled_items(strategy)
     trained_by_loop(strategy, lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.1), batch_norm=True)
     item = seen[-1]
     dense = [len(item.gradients), len({gradient.variable for gradient in item.gradients})]
-    ops = tf.compat.v1.GraphDef.FromString(item.graph_def).node
-    dense.append(sum(op.op == "Pow" and op.name.startswith("adam") for op in ops))
     embedding_under_adam(strategy)
     sparse = [len(seen[-1].gradients), sum(gradient.is_sparse for gradient in seen[-1].gradients)]
     with strategy.scope():
@@ -165,18 +162,53 @@ def gradients_are_seen_as_such(strategy: Any) -> Any:
     def clipped_step() -> None:
         combined = tf.distribute.get_replica_context().all_reduce(SUM, v * 2.0)
         clipped = combined / tf.maximum(tf.norm(combined), 1.0)
-        extended.update(v, lambda v, gradient: v.assign_sub(gradient), args=(clipped,))
+        strategy.extended.update(v, lambda v, gradient: v.assign_sub(gradient), args=(clipped,))
 
     tf.function(lambda: strategy.run(clipped_step))()
-    clipped = len(seen[-1].gradients)
+    return [*dense, *sparse, len(seen[-1].gradients)]
 
-    def merged_step() -> None:
-        context = tf.distribute.get_replica_context()
-        context.merge_call(merged, args=context.all_reduce(MEAN, [v * 2.0, v * 3.0]))
+
+@our_case
+def what_a_merge_call_updates_a_variable_by_is_its_gradient(strategy: Any) -> Any:
+    """How many gradients there are of a variable that is updated by one value, and assigned another one."""
+    seen = compiled_items(strategy)
+    with strategy.scope():
+        v = tf.Variable([1.0, 2.0])
 
     def merged(_: Any, gradient: Any, value: Any) -> None:
         v.assign(value)
-        extended.update(v, lambda v, gradient: v.assign_sub(gradient), args=(gradient,))
+        strategy.extended.update(v, lambda v, gradient: v.assign_sub(gradient), args=(gradient,))
 
-    tf.function(lambda: strategy.run(merged_step))()
-    return [*dense, *sparse, clipped, len(seen[-1].gradients)]
+    def step() -> None:
+        context = tf.distribute.get_replica_context()
+        context.merge_call(merged, args=context.all_reduce(MEAN, [v * 2.0, v * 3.0]))
+
+    tf.function(lambda: strategy.run(step))()
+    return [len(seen[-1].gradients)]
+
+
+@our_case
+def what_each_variable_asks_for_is_computed_once(strategy: Any) -> Any:
+    """Adam's powers of its two rates, in a program of several variables."""
+    seen = compiled_items(strategy)
+    trained_by_loop(strategy, lambda: keras.optimizers.Adam(0.05))
+    ops = tf.compat.v1.GraphDef.FromString(seen[-1].graph_def).node
+    return [sum(op.op == "Pow" and op.name.startswith("adam") for op in ops)]
+
+
+@case
+def products_of_a_rate_that_is_read_several_times(strategy: Any) -> Any:
+    """TensorFlow multiplies `a * x * y` in an order that depends on whether another op reads `a * x`."""
+    rng = np.random.default_rng(3)
+    x, y = (tf.constant(rng.normal(size=[37, 5]), tf.float32) for _ in range(2))
+    with strategy.scope():
+        a = tf.Variable(0.3, trainable=False)
+
+    def products(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        x, y = tf.sin(x), tf.cos(y)
+        sums = a * x + a * x * y, a * x + a * y + a * x * y, tf.add_n([tf.sin(a) * x, y, tf.sin(a) * x * y])
+        swapped = a * x + x * a * y, (2.0 * a) * x + (2.0 * a) * y * 3.0 + (a * 2.0) * x * y
+        return *sums, *swapped, tf.identity(a) * x + a * x * y, a * x + a * tf.identity(x) * y
+
+    results = tf.function(lambda: strategy.run(products, (x, y)))()
+    return [strategy.experimental_local_results(result) for result in results]

@@ -1,7 +1,8 @@
 """AllReduce: every replica gets the combined gradient, and computes the same update of its own copy.
 
 Dense gradients that travel together (`groups.py` says which) are laid into one buffer, weighted, reduced and split. A
-gradient that is larger than a buffer is reduced in pieces, or whole by Horovod.
+gradient that is larger than a buffer is reduced in pieces, or whole by Horovod. A worker that adds up its replicas'
+gradients by itself lays small ones alone into a buffer.
 
 Sparse gradients are gathered: the rows of all replicas, in replica order, with each replica's values weighted. Of one
 lookup these are the rows of one device, in its order; of several lookups in one table, the same rows grouped by
@@ -37,6 +38,9 @@ from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import on_replica
 from autodist_py.kernel.ir.state import Recorder
 from autodist_py.kernel.program import Program
+
+_LARGE_BYTES = 16_384
+"""An op on tensors of so many bytes takes less time than to copy them into a buffer, and out of it."""
 
 
 def combine(
@@ -101,16 +105,36 @@ def _reduce_dense(
     devices: Sequence[str],
     collectives: Collectives,
 ) -> list[list[list[tf.Tensor]]]:
-    members = _weighted(flat_buffers.pack_each(values, devices), weights, devices)
-    if event.is_local_first and len(members) > 1:
-        copies = _locally_first(event, members, devices, collectives)
-    else:
-        copies = _sums(event, members, devices, collectives)
-    totals = flat_buffers.unpack_each(copies, devices, [tuple(own[0].shape) for own in values])
+    totals: dict[int, list[tf.Tensor]] = {}
+    for positions in _buffers(event, values):
+        together = [values[position] for position in positions]
+        members = _weighted(flat_buffers.pack_each(together, devices), weights, devices)
+        if event.is_local_first and len(members) > 1:
+            copies = _locally_first(event, members, devices, collectives)
+        else:
+            copies = _sums(event, members, devices, collectives)
+        unpacked = flat_buffers.unpack_each(copies, devices, [tuple(own[0].shape) for own in together])
+        totals |= dict(zip(positions, unpacked, strict=True))
     return [
-        [[tf.cast(tensor, own.dtype)] for own, tensor in zip(raw, together, strict=True)]
-        for raw, together in zip(values, totals, strict=True)
+        [[tf.cast(tensor, own.dtype)] for own, tensor in zip(raw, totals[position], strict=True)]
+        for position, raw in enumerate(values)
     ]
+
+
+def _buffers(event: AllReduceBucket, values: Sequence[Sequence[tf.Tensor]]) -> list[list[int]]:
+    """The gradients of each buffer, by position: all in one where something is told of it to others.
+
+    Where one worker adds up tensors itself, copying a large one into a buffer and out of it takes longer than an op.
+    """
+    if event.engine != LOCAL or event.local == "nccl":
+        return [[*range(len(values))]]
+    large = [position for position, own in enumerate(values) if _bytes(own[0]) >= _LARGE_BYTES]
+    small = [position for position in range(len(values)) if position not in large]
+    return [*([position] for position in large), *([small] if small else [])]
+
+
+def _bytes(tensor: tf.Tensor) -> int:
+    return tensor.shape.num_elements() * tensor.dtype.size
 
 
 def _locally_first(

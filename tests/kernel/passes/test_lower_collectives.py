@@ -428,6 +428,22 @@ def test_a_buffer_is_copied_no_more_than_it_must_be(bytes_per_pack, where, golde
     strategy = Strategy(
         tuple(VariableStrategy(one.name, synchronizer) for one in item.trainable_variables), ("127.0.0.1:CPU:0",)
     )
+    assert copying_ops(item, strategy, where) == golden
+
+
+def copying_ops(item, strategy, where):
     program = kernel_programs.after("lower-collectives", item, kernel_programs.topology(*where), strategy)
     made = [node.op for name, node in program.graph.nodes.items() if name.startswith("AutoDist/AllReduce/")]
-    assert Counter(op for op in made if op not in NO_COPY) == golden
+    return Counter(op for op in made if op not in NO_COPY)
+
+
+@pytest.mark.parametrize(
+    ("side", "golden"),
+    [
+        (4, {"ConcatV2": 2, "MulNoNan": 2, "AddN": 1, "Identity": 1, "SplitV": 2}),
+        (64, {"MulNoNan": 8, "AddN": 4, "Identity": 4}),  # One of the four is the loss.
+    ],
+)
+def test_a_worker_alone_lays_no_gradient_into_a_buffer_that_is_faster_added_up_by_itself(side, golden):
+    item = three_layers(side)
+    assert copying_ops(item, in_packs(item, bytes_per_pack=0, spec="AUTO"), (2,)) == golden

@@ -30,7 +30,7 @@ from autodist_py.config.resource_spec import given_resource_spec, local_resource
 from autodist_py.config.settings import KEPT_PROGRAMS_VARIABLE, Settings
 from autodist_py.diagnostics.pass_dump import Dump
 from autodist_py.diagnostics.plan import Planner
-from autodist_py.diagnostics.planned_schedule import schedule_text
+from autodist_py.diagnostics.planned_schedule import planned_schedule
 from autodist_py.kernel.pipeline import PASSES
 from autodist_py.kernel.program import Options
 from autodist_py.kernel.runner import AddedPass, with_added
@@ -138,7 +138,7 @@ class AutoDist:
             refuses_mixtures=strict and stated is None,
         )
         if settings.plan_dir and resources is not None:
-            builder = Planner(builder, resources, settings.plan_dir, partial(schedule_text, options=options))
+            builder = Planner(builder, resources, settings.plan_dir, partial(planned_schedule, options=options))
             resources = local_resource_spec(1)
         seed = settings.seed if seed is None else seed
         self._cluster = join_cluster(resources, settings)

@@ -5,7 +5,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import tensorflow as tf
@@ -118,7 +118,7 @@ class ReduceGradients(Event):
         reduction: how replicas are weighted, as `GraphItem.weighting_of` says.
         dtype: the variables'.
         depth: how deep in the captured graph the last of the gradients is: the later it is ready, the greater.
-        outputs: results of the step that are combined along with the gradients of a bucket.
+        outputs: results of the step that are combined along with the gradients.
     """
 
     gradients: tuple[Gradient, ...]
@@ -143,6 +143,10 @@ class ReduceGradients(Event):
     def variables(self) -> str:
         """The variables' names, as a list."""
         return ", ".join(gradient.variable for gradient in self.gradients)
+
+    @property
+    def _along(self) -> str:
+        return "".join(f", with {output.tensor}" for output in self.outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +176,7 @@ class AllReduceBucket(ReduceGradients):
 
     @property
     def what(self) -> str:
-        return f"dense gradients of {self.variables}" + "".join(f", with {output.tensor}" for output in self.outputs)
+        return f"dense gradients of {self.variables}" + self._along
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +191,88 @@ class GatherRows(ReduceGradients):
     @property
     def what(self) -> str:
         return f"sparse gradients of {self.variables}"
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A matrix that a gradient is a product of: its rows are of examples, and each replica has some of them.
+
+    Those that have the same source, width and type have the same rows.
+
+    Attributes:
+        source: the tensor whose numbers it has, in whatever shape.
+        width: the size of a row.
+        dtype: of its numbers.
+        is_weighted: whether its rows are weighted, as the replica counts.
+        tensor: the matrix itself.
+        op: an op that reads it.
+        position: as which of its inputs.
+    """
+
+    source: str
+    width: int
+    dtype: tf.DType
+    is_weighted: bool
+    tensor: str = field(compare=False)
+    op: str = field(compare=False)
+    position: int = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What a gradient is made of: `leftᵀ · right`; without a left factor the sum of the rows of `right`.
+
+    `rows` is how many rows they have on a replica for the first batch; None: not known.
+    """
+
+    left: Factor | None
+    right: Factor
+    rows: int | None
+
+    @property
+    def factors(self) -> tuple[Factor, ...]:
+        """Those that there are."""
+        return (self.right,) if self.left is None else (self.left, self.right)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherFactors(ReduceGradients):
+    """Gradients that are products: their factors' rows are gathered, and multiplied once.
+
+    Attributes:
+        products: what each gradient is made of.
+    """
+
+    products: tuple[Product, ...]
+
+    @property
+    def factors(self) -> tuple[Factor, ...]:
+        """All that are gathered, each once."""
+        return tuple(dict.fromkeys(one for product in self.products for one in product.factors))
+
+    @property
+    def scope(self) -> str:
+        """The name scope of its ops."""
+        return f"{KERNEL_SCOPE}/AllReduce/{op_of(self.gives[0])}"
+
+    @property
+    def what(self) -> str:
+        size = sum(self.replica_bytes.values())
+        sent = f"; {size:.0f} bytes of each replica for the first batch" if size else ""
+        return f"factors of the gradients of {self.variables}{self._along}{sent}"
+
+    @property
+    def replica_bytes(self) -> dict[str, float]:
+        """For each variable the bytes of its factors on a replica, for the first batch; 0: not known.
+
+        Of a factor that several have, each has its share.
+        """
+        users = Counter(one for product in self.products for one in product.factors)
+        found: dict[str, float] = {}
+        for gradient, product in zip(self.gradients, self.products, strict=True):
+            row = sum(one.width * one.dtype.size / users[one] for one in product.factors)
+            found[gradient.variable] = found.get(gradient.variable, 0.0) + (product.rows or 0) * row
+        return found
 
 
 @dataclass(frozen=True, slots=True)

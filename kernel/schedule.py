@@ -24,6 +24,7 @@ from autodist_py.kernel.events import (
     Event,
     Exchange,
     FetchResults,
+    GatherFactors,
     ReduceGradients,
     ReduceStatistics,
     Schedule,
@@ -126,7 +127,11 @@ class _Draft:
         )
         if not all(parts):
             return None
-        split = [reducing(self.program, part, event.synchronizer) for part in parts]
+        products = dict(zip(event.gradients, event.products, strict=True)) if isinstance(event, GatherFactors) else {}
+        split = [
+            reducing(self.program, part, event.synchronizer, products=[products[one] for one in part if products])
+            for part in parts
+        ]
         gradients = as_ready([*self.gradients[:position], *split, *self.gradients[position + 1 :]])
         return replace(self, gradients=tuple(gradients), barred=frozenset())
 

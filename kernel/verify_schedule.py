@@ -20,6 +20,7 @@ from autodist_py.kernel.events import (
     Event,
     Exchange,
     FetchResults,
+    GatherFactors,
     ReduceGradients,
     ReduceStatistics,
 )
@@ -176,17 +177,23 @@ def _around(scope: str) -> Iterator[str]:
 
 
 def _require_read(program: Program, event: ReduceGradients, read: set[str]) -> None:
-    captured = program.analysis.captured
+    for tensor, variable in _given(program, event).items():
+        for copy in map(op_of, program.copies(tensor)):
+            if copy not in read and copy in program.graph.nodes and not _is_split(program, copy):
+                raise InvalidGraphError(f"no op of the event reads '{copy}', a gradient of '{variable}': {event}")
+
+
+def _given(program: Program, event: ReduceGradients) -> dict[str, str]:
+    """The tensors of the captured graph that go into the event, each with the variable that it is for."""
+    captured, given = program.analysis.captured, {}
+    if isinstance(event, GatherFactors):
+        return dict.fromkeys((factor.tensor for factor in event.factors), event.variables)
     for gradient in event.gradients:
         if 0 in program.item.variable(gradient.variable).shape:
             continue  # TensorFlow leaves out what has no elements.
         marker = gradient.tensors[1 if gradient.is_sparse else 0]
-        raw = captured.nodes[op_of(marker)].input[0]
-        for copy in map(op_of, program.copies(raw)):
-            if copy not in read and copy in program.graph.nodes and not _is_split(program, copy):
-                raise InvalidGraphError(
-                    f"no op of the event reads '{copy}', a gradient of '{gradient.variable}': {event}"
-                )
+        given[captured.nodes[op_of(marker)].input[0]] = gradient.variable
+    return given
 
 
 def _is_split(program: Program, op: str) -> bool:

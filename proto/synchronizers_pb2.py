@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%autodist_py/proto/synchronizers.proto\x12\x0e\x61utodist.proto\"\x90\x02\n\x0ePSSynchronizer\x12\x1d\n\x15reduction_destination\x18\x01 \x01(\t\x12\x19\n\x11local_replication\x18\x02 \x01(\x08\x12\x0c\n\x04sync\x18\x03 \x01(\x08\x12\x11\n\tstaleness\x18\x04 \x01(\x05\x12\x1d\n\x15replicas_to_aggregate\x18\x64 \x01(\x05\x12\x12\n\ncompressor\x18\x65 \x01(\x05\x12\r\n\x05group\x18\x66 \x01(\x05\x12\x1c\n\x14\x63ompressor_arguments\x18g \x01(\t\x12\x17\n\x0f\x63ompressor_name\x18h \x01(\t\x12\x19\n\x0c\x66irst_tokens\x18i \x01(\x05H\x00\x88\x01\x01\x42\x0f\n\r_first_tokens\"\x8c\x05\n\x15\x41llReduceSynchronizer\x12\x38\n\x04spec\x18\x01 \x01(\x0e\x32*.autodist.proto.AllReduceSynchronizer.Spec\x12\x44\n\ncompressor\x18\x02 \x01(\x0e\x32\x30.autodist.proto.AllReduceSynchronizer.Compressor\x12\r\n\x05group\x18\x03 \x01(\x05\x12\x16\n\x0e\x62ytes_per_pack\x18\x64 \x01(\x05\x12\x1c\n\x14\x63ompressor_arguments\x18\x65 \x01(\t\x12\x17\n\x0f\x63ompressor_name\x18\x66 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18g \x01(\x01\x12\x1c\n\x0fsparse_as_dense\x18h \x01(\x08H\x00\x88\x01\x01\x12:\n\x05local\x18i \x01(\x0e\x32+.autodist.proto.AllReduceSynchronizer.Local\"1\n\x04Spec\x12\x08\n\x04\x41UTO\x10\x00\x12\x08\n\x04NCCL\x10\x01\x12\x08\n\x04RING\x10\x02\x12\x0b\n\x07HOROVOD\x10\x03\"\xa5\x01\n\nCompressor\x12\x12\n\x0eNoneCompressor\x10\x00\x12\x15\n\x11HorovodCompressor\x10\x01\x12\x17\n\x13HorovodCompressorEF\x10\x02\x12\x16\n\x12PowerSGDCompressor\x10\x03\x12\x12\n\x0eTopKCompressor\x10\x64\x12\x12\n\x0eInt8Compressor\x10\x65\x12\x13\n\x0fOtherCompressor\x10\x66\"3\n\x05Local\x12\x0e\n\none_device\x10\x00\x12\x10\n\x0chierarchical\x10\x01\x12\x08\n\x04nccl\x10\x02\x42\x12\n\x10_sparse_as_denseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%autodist_py/proto/synchronizers.proto\x12\x0e\x61utodist.proto\"\x90\x02\n\x0ePSSynchronizer\x12\x1d\n\x15reduction_destination\x18\x01 \x01(\t\x12\x19\n\x11local_replication\x18\x02 \x01(\x08\x12\x0c\n\x04sync\x18\x03 \x01(\x08\x12\x11\n\tstaleness\x18\x04 \x01(\x05\x12\x1d\n\x15replicas_to_aggregate\x18\x64 \x01(\x05\x12\x12\n\ncompressor\x18\x65 \x01(\x05\x12\r\n\x05group\x18\x66 \x01(\x05\x12\x1c\n\x14\x63ompressor_arguments\x18g \x01(\t\x12\x17\n\x0f\x63ompressor_name\x18h \x01(\t\x12\x19\n\x0c\x66irst_tokens\x18i \x01(\x05H\x00\x88\x01\x01\x42\x0f\n\r_first_tokens\"\xae\x05\n\x15\x41llReduceSynchronizer\x12\x38\n\x04spec\x18\x01 \x01(\x0e\x32*.autodist.proto.AllReduceSynchronizer.Spec\x12\x44\n\ncompressor\x18\x02 \x01(\x0e\x32\x30.autodist.proto.AllReduceSynchronizer.Compressor\x12\r\n\x05group\x18\x03 \x01(\x05\x12\x16\n\x0e\x62ytes_per_pack\x18\x64 \x01(\x05\x12\x1c\n\x14\x63ompressor_arguments\x18\x65 \x01(\t\x12\x17\n\x0f\x63ompressor_name\x18\x66 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18g \x01(\x01\x12\x1c\n\x0fsparse_as_dense\x18h \x01(\x08H\x00\x88\x01\x01\x12:\n\x05local\x18i \x01(\x0e\x32+.autodist.proto.AllReduceSynchronizer.Local\x12\x14\n\x07\x66\x61\x63tors\x18j \x01(\x08H\x01\x88\x01\x01\"1\n\x04Spec\x12\x08\n\x04\x41UTO\x10\x00\x12\x08\n\x04NCCL\x10\x01\x12\x08\n\x04RING\x10\x02\x12\x0b\n\x07HOROVOD\x10\x03\"\xa5\x01\n\nCompressor\x12\x12\n\x0eNoneCompressor\x10\x00\x12\x15\n\x11HorovodCompressor\x10\x01\x12\x17\n\x13HorovodCompressorEF\x10\x02\x12\x16\n\x12PowerSGDCompressor\x10\x03\x12\x12\n\x0eTopKCompressor\x10\x64\x12\x12\n\x0eInt8Compressor\x10\x65\x12\x13\n\x0fOtherCompressor\x10\x66\"3\n\x05Local\x12\x0e\n\none_device\x10\x00\x12\x10\n\x0chierarchical\x10\x01\x12\x08\n\x04nccl\x10\x02\x42\x12\n\x10_sparse_as_denseB\n\n\x08_factorsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,11 +34,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PSSYNCHRONIZER']._serialized_start=58
   _globals['_PSSYNCHRONIZER']._serialized_end=330
   _globals['_ALLREDUCESYNCHRONIZER']._serialized_start=333
-  _globals['_ALLREDUCESYNCHRONIZER']._serialized_end=985
-  _globals['_ALLREDUCESYNCHRONIZER_SPEC']._serialized_start=695
-  _globals['_ALLREDUCESYNCHRONIZER_SPEC']._serialized_end=744
-  _globals['_ALLREDUCESYNCHRONIZER_COMPRESSOR']._serialized_start=747
-  _globals['_ALLREDUCESYNCHRONIZER_COMPRESSOR']._serialized_end=912
-  _globals['_ALLREDUCESYNCHRONIZER_LOCAL']._serialized_start=914
-  _globals['_ALLREDUCESYNCHRONIZER_LOCAL']._serialized_end=965
+  _globals['_ALLREDUCESYNCHRONIZER']._serialized_end=1019
+  _globals['_ALLREDUCESYNCHRONIZER_SPEC']._serialized_start=717
+  _globals['_ALLREDUCESYNCHRONIZER_SPEC']._serialized_end=766
+  _globals['_ALLREDUCESYNCHRONIZER_COMPRESSOR']._serialized_start=769
+  _globals['_ALLREDUCESYNCHRONIZER_COMPRESSOR']._serialized_end=934
+  _globals['_ALLREDUCESYNCHRONIZER_LOCAL']._serialized_start=936
+  _globals['_ALLREDUCESYNCHRONIZER_LOCAL']._serialized_end=987
 # @@protoc_insertion_point(module_scope)

@@ -30,7 +30,7 @@ class PSSynchronizer(_message.Message):
     def __init__(self, reduction_destination: _Optional[str] = ..., local_replication: _Optional[bool] = ..., sync: _Optional[bool] = ..., staleness: _Optional[int] = ..., replicas_to_aggregate: _Optional[int] = ..., compressor: _Optional[int] = ..., group: _Optional[int] = ..., compressor_arguments: _Optional[str] = ..., compressor_name: _Optional[str] = ..., first_tokens: _Optional[int] = ...) -> None: ...
 
 class AllReduceSynchronizer(_message.Message):
-    __slots__ = ("spec", "compressor", "group", "bytes_per_pack", "compressor_arguments", "compressor_name", "timeout_seconds", "sparse_as_dense", "local")
+    __slots__ = ("spec", "compressor", "group", "bytes_per_pack", "compressor_arguments", "compressor_name", "timeout_seconds", "sparse_as_dense", "local", "factors")
     class Spec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         AUTO: _ClassVar[AllReduceSynchronizer.Spec]
@@ -74,6 +74,7 @@ class AllReduceSynchronizer(_message.Message):
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SPARSE_AS_DENSE_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FIELD_NUMBER: _ClassVar[int]
+    FACTORS_FIELD_NUMBER: _ClassVar[int]
     spec: AllReduceSynchronizer.Spec
     compressor: AllReduceSynchronizer.Compressor
     group: int
@@ -83,4 +84,5 @@ class AllReduceSynchronizer(_message.Message):
     timeout_seconds: float
     sparse_as_dense: bool
     local: AllReduceSynchronizer.Local
-    def __init__(self, spec: _Optional[_Union[AllReduceSynchronizer.Spec, str]] = ..., compressor: _Optional[_Union[AllReduceSynchronizer.Compressor, str]] = ..., group: _Optional[int] = ..., bytes_per_pack: _Optional[int] = ..., compressor_arguments: _Optional[str] = ..., compressor_name: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., sparse_as_dense: _Optional[bool] = ..., local: _Optional[_Union[AllReduceSynchronizer.Local, str]] = ...) -> None: ...
+    factors: bool
+    def __init__(self, spec: _Optional[_Union[AllReduceSynchronizer.Spec, str]] = ..., compressor: _Optional[_Union[AllReduceSynchronizer.Compressor, str]] = ..., group: _Optional[int] = ..., bytes_per_pack: _Optional[int] = ..., compressor_arguments: _Optional[str] = ..., compressor_name: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., sparse_as_dense: _Optional[bool] = ..., local: _Optional[_Union[AllReduceSynchronizer.Local, str]] = ..., factors: _Optional[bool] = ...) -> None: ...

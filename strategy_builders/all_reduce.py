@@ -42,6 +42,10 @@ class AllReduce:
         local: how a worker's replicas are added up before their sum leaves it, with AUTO and HOROVOD: "one_device"
             copies all gradients to the first replica's device; "hierarchical" adds them up along a tree of the devices,
             so that none gets more than one at a time; "nccl" is NCCL's all-reduce, between GPUs.
+        factors: whether of a gradient that is a product of matrices whose rows are of examples, as a dense layer's is,
+            the factors are gathered, and multiplied by each worker (Xie et al., UAI 2016; docs/performance.md). It is
+            the same sum. None: where that takes less time, by the first batch, the shapes and the slowest link. True is
+            refused where no gradient is such a product; they are not of rows that a compressor codes.
 
     Raises:
         StrategyError: a parameter is out of its range.
@@ -54,6 +58,7 @@ class AllReduce:
     timeout_seconds: float = 0.0
     sparse_as_dense: bool | None = None
     local: str = "one_device"
+    factors: bool | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.chunk_size, bool) or not isinstance(self.chunk_size, int) or self.chunk_size < 1:
@@ -64,6 +69,7 @@ class AllReduce:
         require_seconds(self.timeout_seconds, "timeout_seconds of AllReduce", error=StrategyError)
         require_flag(self.sparse_as_dense, "sparse_as_dense of AllReduce", error=StrategyError)
         require_local(self.local, self.all_reduce_spec, "AllReduce")
+        require_flag(self.factors, "factors of AllReduce", error=StrategyError)
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
         """The group of a variable is its index among the trainable ones // `chunk_size`."""
@@ -85,4 +91,5 @@ class AllReduce:
             timeout_seconds=self.timeout_seconds,
             sparse_as_dense=self.sparse_as_dense,
             local=self.local,
+            factors=self.factors,
         )

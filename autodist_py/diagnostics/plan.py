@@ -6,9 +6,9 @@ It works without TensorFlow: it counts from the three values.
 import json
 import math
 import os
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,6 +94,19 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedSchedule:
+    """What is known of a step's communication.
+
+    Attributes:
+        text: its events, in order, or why there are none; "": not known.
+        factors: for each variable whose gradient is gathered by its factors, their bytes on a replica.
+    """
+
+    text: str = ""
+    factors: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A strategy for an item on some nodes.
 
@@ -101,21 +114,21 @@ class Plan:
         item: what is trained.
         resources: on what.
         strategy: how.
-        schedule: the events of a step's communication as text, in order, or why there are none; "": not known.
+        schedule: the step's communication.
     """
 
     item: GraphItem
     resources: ResourceSpec
     strategy: Strategy
-    schedule: str = ""
+    schedule: PlannedSchedule = field(default_factory=PlannedSchedule)
 
     def traffic(self, name: str) -> dict[Link, Traffic]:
         """What a step sends for one variable, by link; nothing within a worker.
 
         Collectives are rings (each of n workers sends 2 (n - 1) / n of the bytes; of rows that are gathered, those of
-        n - 1 workers). A server is sent gradients, and sends values; of a table that is not brought whole, the rows
-        that are asked for by their indices, each once. Gradients of rows are counted as if none were added up, and
-        as dense ones only where the strategy says that they travel so.
+        n - 1 workers, and so of factors, by the first batch). A server is sent gradients, and sends values; of a table
+        that is not brought whole, the rows that are asked for by their indices, each once. Gradients of rows are
+        counted as if none were added up, and as dense ones only where the strategy says that they travel so.
         """
         found: dict[Link, Traffic] = defaultdict(Traffic)
         variable, is_sparse = self.item.variable(name), name in self._sparse
@@ -159,6 +172,9 @@ class Plan:
         members = len(self.strategy.replicas) + len(idle) if is_one_ring else workers
         times = workers - 1 if compressor.gathers else 2 * (members - 1) / members
         traffic = Traffic(times * compressor.wire_bytes(part.shape, part.item))
+        if part.variable.name in self.schedule.factors:
+            replicas = max(Counter(map(_address, self.strategy.replicas)).values())
+            traffic = Traffic((workers - 1) * replicas * self.schedule.factors[part.variable.name])
         if part.is_sparse and not synchronizer.sparse_as_dense:
             row_bytes = part.row_bytes * _rows_carried(part, compressor)
             traffic = Traffic(per_use=(workers - 1) * (row_bytes + _INDEX_BYTES)).share(part.share)
@@ -200,7 +216,7 @@ class Plan:
                 "Where an update adds rows up by itself, as SGD's does, the gradient of each row is sent once; by "
                 "AllReduce that of a table of which a batch uses nearly all may be a dense one, if that is less."
             )
-        parts += [self.schedule] if self.schedule else []
+        parts += [self.schedule.text] if self.schedule.text else []
         parts += [f"instead: {one}" for one in self.strategy.replaced]
         parts += [f"all_reduce_spec AUTO: {self._engine}"] if links and has_automatic(self.strategy) else []
         parts += [self.strategy.given_up, *(f"warning: {one}" for one in inexact(self.item))]
@@ -259,13 +275,15 @@ class Planner:
         builder: the script's.
         resources: the nodes to plan for; the script itself runs in one process.
         folder: where the plan goes.
-        schedule: the text of the step's schedule, for an item, a strategy and nodes.
+        schedule: the step's, for an item, a strategy, nodes and a number of examples.
+        examples: how many the first step is given; None: not known.
     """
 
     builder: StrategyBuilder
     resources: ResourceSpec
     folder: Path
-    schedule: Callable[[GraphItem, Strategy, ResourceSpec], str]
+    schedule: Callable[[GraphItem, Strategy, ResourceSpec, int | None], PlannedSchedule]
+    examples: int | None = None
 
     def build(self, item: GraphItem, resources: ResourceSpec) -> Strategy:
         """Nothing is planned for a program that trains nothing.
@@ -280,7 +298,7 @@ class Planner:
         except StrategyError as error:
             (self.folder / _FAILURE).write_text(json.dumps(str(error)))
             raise PlanMade(1) from error
-        plan = Plan(item, self.resources, strategy, self.schedule(item, strategy, self.resources))
+        plan = Plan(item, self.resources, strategy, self.schedule(item, strategy, self.resources, self.examples))
         (self.folder / _PLAN).write_text(str(plan))  # Here, where what the script itself defines can be imported.
         strategy.save(self.folder / _STRATEGY)
         raise PlanMade

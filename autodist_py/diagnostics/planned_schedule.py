@@ -1,6 +1,10 @@
 """The schedule of a step that is planned, as text: what workers would tell one another, in order."""
 
-from autodist_py.kernel.collectives.engines import automatic_engine, with_engine
+from dataclasses import replace
+
+from autodist_py.diagnostics.plan import PlannedSchedule
+from autodist_py.kernel.collectives.engines import automatic_engine, slowest_link, with_engine
+from autodist_py.kernel.events import GatherFactors
 from autodist_py.kernel.pipeline import planned
 from autodist_py.kernel.printer import format_schedule
 from autodist_py.kernel.program import Options
@@ -11,13 +15,20 @@ from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy
 
 
-def schedule_text(item: GraphItem, strategy: Strategy, resources: ResourceSpec, options: Options) -> str:
-    """The events of a step under a heading; or why the program would be refused."""
+def planned_schedule(
+    item: GraphItem, strategy: Strategy, resources: ResourceSpec, examples: int | None, options: Options
+) -> PlannedSchedule:
+    """The events of a step of so many examples under a heading; or why the program would be refused."""
     chosen = with_engine(strategy, item, automatic_engine(item, strategy, resources))
+    options = replace(options, link_bits=1e9 * slowest_link(resources), examples=examples)
     try:
         schedule = planned(item, chosen, resolve(strategy.replicas, resources, worker=0), options)
     except AutoDistError as error:
-        return f"a step has no schedule, as the program is refused: {error}"
+        return PlannedSchedule(f"a step has no schedule, as the program is refused: {error}")
     if not schedule.events:
-        return "a step has no communication: there is one replica"
-    return f"Schedule: the communication of a step, in order\n{format_schedule(schedule)}"
+        return PlannedSchedule("a step has no communication: there is one replica")
+    factors: dict[str, float] = {}
+    for event in schedule.of_kind(GatherFactors):
+        factors |= event.replica_bytes
+    text = f"Schedule: the communication of a step, in order\n{format_schedule(schedule)}"
+    return PlannedSchedule(text, factors)

@@ -17,9 +17,10 @@ from autodist_py import tf_adapter
 from autodist_py.capture.inexact import inexact
 from autodist_py.cluster import horovod
 from autodist_py.cluster.cluster import Cluster
+from autodist_py.diagnostics.plan import Planner
 from autodist_py.diagnostics.timeline import Timeline
 from autodist_py.kernel.analysis.own_state import own_state
-from autodist_py.kernel.collectives.engines import Engine, automatic_engine, with_engine
+from autodist_py.kernel.collectives.engines import Engine, automatic_engine, slowest_link, with_engine
 from autodist_py.kernel.ir.dataflow import writes_of_own_part
 from autodist_py.kernel.pipeline import CompiledProgram, compile
 from autodist_py.kernel.program import Options
@@ -155,8 +156,8 @@ class Compiler:
         """Whether all workers are given the same batch, of which each takes its part."""
         return self._kernel.options.batch == "global" and self.cluster.num_workers > 1
 
-    def strategy(self, item: GraphItem) -> Strategy:
-        """The strategy that the chief builds for `item`, on every worker.
+    def strategy(self, item: GraphItem, examples: int | None = None) -> Strategy:
+        """The strategy that the chief builds for `item`, whose first step has so many examples, on every worker.
 
         Raises:
             CaptureError: this worker's graph differs from the chief's; the message shows where.
@@ -166,7 +167,10 @@ class Compiler:
         self.agreement.require_same_graph(item)
         message = b""
         if self.cluster.is_chief:
-            message = build_strategy(self._builder, item, self._resources).to_proto().SerializeToString()
+            builder = self._builder
+            if isinstance(builder, Planner):
+                builder = replace(builder, examples=examples)
+            message = build_strategy(builder, item, self._resources).to_proto().SerializeToString()
         agreed = self.cluster.broadcast(self.agreement.key("strategy"), message)
         return Strategy.from_proto(StrategyMessage.FromString(agreed), is_own=True)
 
@@ -247,6 +251,7 @@ class Compiler:
             first_instance_key=self.cluster.next_instance_key,
             channel=f"{self.cluster.run_id}/{self.agreement.key('channel')}",
             examples=int(self.agreement.chiefs("examples", str(step.examples or 0))) or None,
+            link_bits=1e9 * slowest_link(self._resources),
             **own,
         )
         self.cluster.next_instance_key = program.next_instance_key

@@ -42,7 +42,7 @@ class Mode:
         )
         if not captured.item.gradients and not together:
             return self._compiler.alone(step)
-        return self._compiler.distributed(step, self._compiler.strategy(captured.item))
+        return self._compiler.distributed(step, self._compiler.strategy(captured.item, captured.examples))
 
     def session_programs(self, scope: GraphScope) -> SessionPrograms:
         """The programs of a session over a captured graph."""

@@ -25,13 +25,13 @@ from autodist_py.kernel.analysis.replica_weights import (
     weighted,
 )
 from autodist_py.kernel.analysis.row_access import adds_rows_up
-from autodist_py.kernel.collectives import sparse_as_dense
+from autodist_py.kernel.collectives import factors, sparse_as_dense
 from autodist_py.kernel.collectives.collectives import ENGINES, Collectives, most_elements
 from autodist_py.kernel.collectives.local import LOCAL_REDUCTIONS, copied
 from autodist_py.kernel.compressors.codec import Wire
 from autodist_py.kernel.compressors.coding import Coding
 from autodist_py.kernel.compressors.rounding import rounded, travelling
-from autodist_py.kernel.events import LOCAL, AllReduceBucket, ReduceGradients
+from autodist_py.kernel.events import LOCAL, AllReduceBucket, GatherFactors, ReduceGradients
 from autodist_py.kernel.ir import flat_buffers
 from autodist_py.kernel.ir.fragment import Fragment, TensorSpec, trace
 from autodist_py.kernel.ir.graph import GraphView
@@ -55,10 +55,13 @@ def combine(
     """
     devices = [replica.device for replica in program.topology.local_replicas]
     replicas = range(len(devices))
-    raw = [
-        [raw_gradient(gradient, shapes, view, replica) for replica in replicas]
-        for gradient, shapes in zip(event.gradients, event.shapes, strict=True)
-    ]
+    if isinstance(event, GatherFactors):
+        raw = factors.specs(event, view, replicas)
+    else:
+        raw = [
+            [raw_gradient(gradient, shapes, view, replica) for replica in replicas]
+            for gradient, shapes in zip(event.gradients, event.shapes, strict=True)
+        ]
     carried = [
         [[TensorSpec(on_replica(replica, output.tensor), event.dtype, output.shape)] for replica in replicas]
         for output in event.outputs
@@ -69,6 +72,8 @@ def combine(
             weights = replica_weights(program, batch, event.reduction)
         if isinstance(event, AllReduceBucket):
             return _reduce_bucket(program, event, values, weights, devices, collectives, recorder)
+        if isinstance(event, GatherFactors):
+            return factors.multiplied(program, event, values, weights, devices, collectives)
         return [_reduce_sparse(program, event, values[0], weights, devices, collectives)]
 
     recorder = Recorder() if isinstance(event, AllReduceBucket) and event.is_coded else None

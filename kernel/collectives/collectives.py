@@ -191,6 +191,31 @@ class Collectives:
             for piece, width, part in zip(pieces, widths, parts, strict=True)
         ]
 
+    def gather_each(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """As `gather_rows`, of matrices that have different numbers of rows; they travel as one, too."""
+        if self.num_workers == 1:
+            return list(parts)
+        words = [to_int32(part) for part in parts]
+        rows = tf.stack([tf.shape(part, out_type=tf.int64)[0] for part in parts])
+        sizes = self._gather(tf.expand_dims(rows, 0), self._take_keys()) * [one.shape[1] for one in words]
+        most = tf.reduce_max(tf.reduce_sum(sizes, axis=1), keepdims=True)
+        kind = tf.searchsorted(tf.constant(_ROW_COUNTS, tf.int64), most)[0]
+        sent = _pad_rows(
+            tf.concat([tf.reshape(one, [-1]) for one in words], axis=0),
+            tf.gather(tf.constant(_ROW_COUNTS, tf.int64), kind),
+        )
+        everyone = self._gather(tf.expand_dims(sent, 0), self._take_keys(len(_ROW_COUNTS)) + kind)
+        ends = tf.concat(
+            [sizes, tf.shape(everyone, out_type=tf.int64)[1:] - tf.reduce_sum(sizes, axis=1, keepdims=True)], axis=1
+        )
+        pieces = [
+            tf.split(everyone[worker], ends[worker], num=len(parts) + 1)[:-1] for worker in range(self.num_workers)
+        ]
+        return [
+            _as_rows(tf.reshape(tf.concat(of_part, axis=0), [-1, one.shape[1]]), part)
+            for of_part, one, part in zip(zip(*pieces, strict=True), words, parts, strict=True)
+        ]
+
     def sum_rows(self, rows: tf.Tensor) -> tf.Tensor:
         """The sum of as many rows on each worker, where their number is known in a step only."""
         if self.num_workers == 1:

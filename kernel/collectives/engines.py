@@ -37,9 +37,13 @@ def automatic_engine(item: GraphItem, strategy: Strategy, resources: ResourceSpe
     devices = [replica.device for replica in resolve(strategy.replicas, resources, worker=0).everyone]
     if len(devices) > 1 and all(map(is_gpu, devices)) and not _share_gpus(resources):
         return "NCCL"
-    slowest = math.inf if resources.is_local else min(node.network_bandwidth for node in resources.nodes)
     is_much = len(resources.workers) > 1 and _bytes_by_horovod(item, strategy) >= _HOROVOD_BYTES
-    return "HOROVOD" if is_much and slowest >= _FAST_LINK else "RING"
+    return "HOROVOD" if is_much and slowest_link(resources) >= _FAST_LINK else "RING"
+
+
+def slowest_link(resources: ResourceSpec) -> float:
+    """The bandwidth of the node that has least, in Gbit/s; infinite where all workers are on one host."""
+    return math.inf if resources.is_local else min(node.network_bandwidth for node in resources.nodes)
 
 
 def _share_gpus(resources: ResourceSpec) -> bool:

@@ -1,12 +1,12 @@
 """Which gradients AllReduce combines together, and in which buckets: `gradient_events`, and `carrying`.
 
-Dense gradients of one group and dtype are laid into buckets as back-propagation finishes them. Outputs that are
-combined in the same way, the loss say, travel with the first that share a bucket. A sparse gradient is an event by
-itself, or travels as a dense one, among others (`sparse_as_dense.py`).
+Dense gradients of one group and dtype are laid into buckets as back-propagation finishes them, or their factors are
+gathered instead (`factors.py`). Outputs that are combined in the same way, the loss say, travel with the first that
+share a bucket. A sparse gradient is an event by itself, or travels as a dense one, among others (`sparse_as_dense.py`).
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from autodist_py.kernel.analysis.outputs import output_reduction
 from autodist_py.kernel.analysis.replica_weights import dense_bytes, gradient_shapes, summed_as
-from autodist_py.kernel.collectives import sparse_as_dense
+from autodist_py.kernel.collectives import factors, sparse_as_dense
 from autodist_py.kernel.collectives.collectives import AUTOMATIC_PACK_BYTES, CARRIED_BY_HOROVOD, REDUCIBLE
 from autodist_py.kernel.collectives.members import engine_of, is_coded, is_local_first, local_of, members_of
 from autodist_py.kernel.compressors.rounding import travelling
-from autodist_py.kernel.events import AllReduceBucket, GatherRows, ReduceGradients
+from autodist_py.kernel.events import AllReduceBucket, GatherFactors, GatherRows, Product, ReduceGradients
 from autodist_py.kernel.ir import flat_buffers
 from autodist_py.kernel.ir.names import op_of
 from autodist_py.kernel.program import Program
@@ -70,7 +70,7 @@ def carrying(
         carriers = [
             index
             for index, event in enumerate(found)
-            if isinstance(event, AllReduceBucket)
+            if not isinstance(event, GatherRows)
             and (output.tensor, index) not in barred
             and _carries(program, event, output)
         ]
@@ -82,21 +82,24 @@ def carrying(
 
 def _with_output(event: ReduceGradients, output: Output) -> ReduceGradients:
     dtype = summed_as(tf.as_dtype(output.dtype))
-    nbytes = (event.nbytes or 0) + int(tf.TensorShape(output.shape).num_elements()) * dtype.size
-    return replace(event, outputs=(*event.outputs, output), needs=(*event.needs, output.tensor), nbytes=nbytes)
+    event = replace(event, outputs=(*event.outputs, output), needs=(*event.needs, output.tensor))
+    if event.nbytes is None:
+        return event
+    return replace(event, nbytes=event.nbytes + int(tf.TensorShape(output.shape).num_elements()) * dtype.size)
 
 
-def _carries(program: Program, event: AllReduceBucket, output: Output) -> bool:
+def _carries(program: Program, event: ReduceGradients, output: Output) -> bool:
     """Whether the output can be combined along with these gradients, which are laid into one buffer anyway."""
     sizes = [_wire_bytes(program, event.synchronizer, gradient) for gradient in event.gradients]
     carried = [*event.outputs, output]
+    is_gathered = isinstance(event, GatherFactors)
     return (
-        len(event.gradients) > 1
+        (is_gathered or len(event.gradients) > 1)
         and event.compressor.passes_through
         and event.dtype.name == output.dtype
         and output.shape is not None
         and None not in output.shape
-        and sum(sizes) + sum(map(_output_bytes, carried)) <= _bucket_bytes(event.synchronizer)
+        and (is_gathered or sum(sizes) + sum(map(_output_bytes, carried)) <= _bucket_bytes(event.synchronizer))
         and event.reduction == output_reduction(program, output)
         and program.analysis.level[op_of(output.tensor)] < event.level  # It is not computed from what is combined.
     )
@@ -121,8 +124,9 @@ def reducing(
     synchronizer: AllReduceSynchronizer,
     *,
     is_sparse: bool = False,
+    products: Sequence[Product] = (),
 ) -> ReduceGradients:
-    """The event that combines these gradients, which are alike.
+    """The event that combines these gradients, which are alike: sparse ones, or products, or others.
 
     Raises:
         StrategyError: the engine that is asked for does not fit the devices, and nothing else may be used.
@@ -144,6 +148,10 @@ def reducing(
     event: ReduceGradients
     if is_sparse:
         event = GatherRows(**facts, members=len(program.topology.workers))
+    elif products:
+        event = GatherFactors(**facts, members=len(program.topology.workers), products=tuple(products))
+        needs = tuple(factor.tensor for factor in event.factors)
+        event = replace(event, needs=needs, depth=max(program.analysis.depth[op_of(tensor)] for tensor in needs))
     else:
         coded = is_coded(program, gradients)
         event = AllReduceBucket(
@@ -159,6 +167,7 @@ def reducing(
 
 def _gradient_events(program: Program) -> Iterator[ReduceGradients]:
     dense: dict[tuple[AllReduceSynchronizer, int, str, tf.DType], list[Gradient]] = {}
+    factors.require_some(program)
     for gradient in program.item.gradients:
         if not program.analysis.is_varying(gradient):
             continue  # It is computed from replicated values alone (a regularizer's): equal on all replicas.
@@ -178,8 +187,14 @@ def _gradient_events(program: Program) -> Iterator[ReduceGradients]:
             dense.setdefault(key, []).append(gradient)
     for (synchronizer, *_), together in dense.items():
         finished = sorted(together, key=program.analysis.gradient_depth)
+        products = factors.worth_gathering(program, synchronizer, finished)
+        by_factors = [one for one in finished if one.tensors[0] in products]
+        nbytes = partial(_factor_bytes, products)
+        for part in flat_buffers.filled(by_factors, nbytes, _bucket_bytes(synchronizer)):
+            yield reducing(program, part, synchronizer, products=[products[one.tensors[0]] for one in part])
+        others = [one for one in finished if one.tensors[0] not in products]
         size = partial(_wire_bytes, program, synchronizer)
-        for bucket in flat_buffers.filled(finished, size, _bucket_bytes(synchronizer)):
+        for bucket in flat_buffers.filled(others, size, _bucket_bytes(synchronizer)):
             yield reducing(program, bucket, synchronizer)
 
 
@@ -206,6 +221,12 @@ def _wire_bytes(program: Program, synchronizer: AllReduceSynchronizer, gradient:
     """The bytes that stand for a dense gradient between workers."""
     variable = program.item.variable(gradient.variable)
     return synchronizer.compressor.wire_bytes(variable.shape, tf.as_dtype(variable.dtype).size)
+
+
+def _factor_bytes(products: Mapping[str, Product], gradient: Gradient) -> int:
+    """The bytes of a replica's factors, as far as they are known."""
+    product = products[gradient.tensors[0]]
+    return (product.rows or 0) * sum(one.width * one.dtype.size for one in product.factors)
 
 
 def _output_bytes(output: Output) -> int:

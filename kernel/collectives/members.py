@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from autodist_py.kernel.compressors.coding import compressor_for
-from autodist_py.kernel.events import LOCAL, AllReduceBucket, GatherRows, ReduceGradients
+from autodist_py.kernel.events import LOCAL, AllReduceBucket, GatherFactors, GatherRows, ReduceGradients
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.topology import is_gpu
 from autodist_py.proto.errors import StrategyError
@@ -50,7 +50,7 @@ def engine_of(program: Program, event: ReduceGradients) -> str:
     Raises:
         StrategyError: the engine that is asked for does not fit the devices, and nothing else may be used.
     """
-    if isinstance(event, GatherRows):
+    if isinstance(event, GatherRows | GatherFactors):
         return LOCAL if event.members == 1 else "RING"
     requested = event.synchronizer.spec
     others = sorted({one.device for one in program.topology.everyone if not is_gpu(one.device)})

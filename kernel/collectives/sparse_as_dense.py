@@ -6,16 +6,14 @@ has: they are taken to be spread as Zipf's law has it. What is decided is made o
 topology and the size of the chief's first batch alone, so it is the same on every worker.
 """
 
-import copy
 import math
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from autodist_py.kernel.analysis.first_batch import most_replicas, replica_shapes
 from autodist_py.kernel.analysis.row_access import adds_rows_up
-from autodist_py.kernel.ir.batched import batched_tensors
 from autodist_py.kernel.ir.names import op_of
 from autodist_py.kernel.program import Program
 from autodist_py.proto.compressors import Compressor
@@ -99,35 +97,9 @@ def expected_rows(rows: int, ids: int) -> float:
 
 def _ids_of_a_worker(program: Program, gradient: Gradient) -> int | None:
     """How many indices the gradient has on the worker with most replicas in the first step; None: not known."""
-    training = [replica.worker for replica in program.topology.everyone if replica.trains]
-    examples = program.options.examples
-    if examples is not None:
-        sharing = training if program.options.batch == "global" else [one for one in training if one == 0]
-        examples //= max(len(sharing), 1)
-    ids = _num_ids(program, gradient, examples)
-    return None if ids is None else ids * max(Counter(training).values())
-
-
-def _num_ids(program: Program, gradient: Gradient, examples: int | None) -> int | None:
-    """How many indices the gradient has of so many examples, by the shapes that TensorFlow infers; None: not known."""
-    view = program.analysis.captured
-    inputs = {op_of(tensor.name) for tensor in batched_tensors(program.item, view)}
     indices = gradient.tensors[0]
-    needed = view.dataflow_ancestors([op_of(indices)])
-    graph = tf.compat.v1.GraphDef(versions=view.versions)
-    for name in needed:
-        node = copy.deepcopy(view.nodes[name])
-        data = [read for read in node.input if not read.startswith("^")]
-        del node.input[:]
-        node.input.extend(data)
-        if name in inputs and "shape" in node.attr and examples is not None:
-            node.attr["shape"].shape.dim[0].size = examples
-        graph.node.append(node)
-    graph.library.function.extend(view.functions)
-    with tf.Graph().as_default() as scratch:
-        tf.graph_util.import_graph_def(graph, name="")
-    size = scratch.get_operation_by_name(op_of(indices)).outputs[0].shape[0]
-    return None if size is None else int(size)
+    size = replica_shapes(program, [indices])[indices][0]
+    return None if size is None else int(size) * most_replicas(program)
 
 
 def as_dense(

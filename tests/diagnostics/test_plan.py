@@ -210,6 +210,43 @@ def test_a_script_is_planned_for_nodes_that_are_not_there(tmp_path: Path) -> Non
     assert saved.node("weight").synchronizer == AllReduceSynchronizer()
 
 
+WIDE = """
+import numpy as np, tensorflow as tf
+from autodist_py import AutoDist
+
+autodist = AutoDist()
+with autodist.scope():
+    kernel = tf.Variable(np.ones([400, 500], np.float32), name="kernel")
+
+    @autodist.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ kernel) ** 2)
+        kernel.assign_sub(0.1 * tape.gradient(loss, kernel))
+        return loss
+
+step(np.ones([BATCH, 400], np.float32))
+"""
+
+
+@pytest.mark.parametrize(("batch", "sends"), [(12, "28.8 kB"), (1200, "800.0 kB")])
+def test_the_first_batch_says_whether_factors_are_sent(batch: int, sends: str, tmp_path: Path) -> None:
+    (tmp_path / "wide.py").write_text(WIDE.replace("BATCH", str(batch)))
+    resources = "nodes:\n  - {address: 10.0.0.1, cpus: [0, 1], chief: true}\n  - {address: 10.0.0.2, cpus: [0]}\n"
+    (tmp_path / "two.yaml").write_text(resources)
+    ended = subprocess.run(
+        [*AUTODIST, "plan", "--spec", "two.yaml", "wide.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ("factors of the gradients of kernel, with Identity:0; " in ended.stdout) == (batch == 12)
+    assert re.search(rf"^10\.0\.0\.1 -> 10\.0\.0\.2 +{sends}$", ended.stdout, re.M), ended.stdout
+
+
 def test_the_command_lines_builder_is_the_one_that_counts(tmp_path: Path) -> None:
     ended = planned(tmp_path, "--spec", "spec.yaml", "--strategy", "PS(staleness=2)", "--save", "s.json", "train.py")
     assert ended.returncode == 0, ended.stderr

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autodist_py.config.resource_spec import local_resource_spec
-from autodist_py.diagnostics.planned_schedule import schedule_text
+from autodist_py.diagnostics.planned_schedule import planned_schedule
 from autodist_py.kernel.pipeline import compile
 from autodist_py.kernel.printer import format_schedule
 from autodist_py.kernel.program import Options
@@ -26,7 +26,7 @@ def test_it_is_the_schedule_of_the_compiled_program_on_every_worker(builder: Str
     strategy, options = build_strategy(builder, item, resources), Options(batch=batch)
     for worker in range(2):
         program = compile(item, strategy, resolve(strategy.replicas, resources, worker=worker), options)
-        text = schedule_text(item, strategy, resources, options)
+        text = planned_schedule(item, strategy, resources, None, options).text
         assert text == f"Schedule: the communication of a step, in order\n{format_schedule(program.schedule)}"
         assert len(text.splitlines()) == len(program.schedule.events) + 1 > 2
 
@@ -35,20 +35,21 @@ def test_the_engine_that_stands_for_auto_is_shown() -> None:
     item = kernel_programs.linear_regression()
     item = replace(item, variables=(replace(item.variable("w"), shape=(1000, 3000)),))
     strategy = build_strategy(AllReduce(), item, local_resource_spec(2))
-    assert "event AllReduceBucket[HOROVOD, level 1, " in schedule_text(
-        item, strategy, local_resource_spec(2), Options()
-    )
+    text = planned_schedule(item, strategy, local_resource_spec(2), None, Options()).text
+    assert "event AllReduceBucket[HOROVOD, level 1, " in text
 
 
 def test_what_is_refused_when_it_is_compiled_is_said() -> None:
     item, resources = kernel_programs.linear_regression(), local_resource_spec(2)
     strategy = build_strategy(AllReduce(all_reduce_spec="NCCL"), item, resources)
-    text = schedule_text(item, strategy, resources, Options())
+    text = planned_schedule(item, strategy, resources, None, Options()).text
     assert text.startswith("a step has no schedule, as the program is refused: dense gradients of w: ")
-    assert "event AllReduceBucket[RING" in schedule_text(item, strategy, resources, Options(strict=False))
+    text = planned_schedule(item, strategy, resources, None, Options(strict=False)).text
+    assert "event AllReduceBucket[RING" in text
 
 
 def test_one_replica_has_no_communication() -> None:
     item, resources = kernel_programs.linear_regression(), local_resource_spec(1)
-    text = schedule_text(item, build_strategy(AllReduce(), item, resources), resources, Options())
+    strategy = build_strategy(AllReduce(), item, resources)
+    text = planned_schedule(item, strategy, resources, None, Options()).text
     assert text == "a step has no communication: there is one replica"

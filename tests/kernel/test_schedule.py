@@ -1,5 +1,7 @@
 """The schedule of a step: what it says, that it has no cycle, and that what is lowered is what it says."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,13 +9,15 @@ import tensorflow as tf
 from autodist_py.kernel import schedule as module
 from autodist_py.kernel.analysis.event_graph import Waits
 from autodist_py.kernel.collectives.groups import gradient_events
-from autodist_py.kernel.events import Exchange, FetchResults, ReduceGradients, ReduceStatistics
+from autodist_py.kernel.events import Exchange, FetchResults, GatherFactors, ReduceGradients, ReduceStatistics
 from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.ir.names import op_of
 from autodist_py.proto.errors import InvalidGraphError
 from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer
 from tests.support import capture_steps, kernel_programs
 from tests.support.crossed_steps import CROSSED, compiled
+from tests.support.packed import three_layers
 
 DEVICES = ("127.0.0.1:CPU:0", "127.0.0.2:CPU:0")
 
@@ -90,6 +94,20 @@ def test_the_parts_of_a_bucket_are_listed_as_they_are_ready():
     parts = [event for event in draft.gradients if event.variables in ("a", "b")]
     assert [event.variables for event in parts] == ["a", "b"]  # `a` waits for the cycle, and is ready first.
     assert [event.depth for event in draft.gradients] == sorted(event.depth for event in draft.gradients)
+
+
+def test_the_parts_of_an_event_of_factors_are_such_events():
+    item = three_layers(side=4)
+    program = kernel_programs.started(item, kernel_programs.topology(1, 1))
+    synchronizer = AllReduceSynchronizer(factors=True)
+    nodes = tuple(VariableStrategy(one.name, synchronizer) for one in item.trainable_variables)
+    program = replace(program, strategy=Strategy(nodes, DEVICES))
+    (event,) = gradient_events(program)
+    late = program.analysis.captured.nodes[op_of(event.gradients[-1].tensors[0])].input[0]
+    draft = module._Draft(program, (event,), (), None)._with_gradients(0, frozenset({op_of(late)}))
+    assert draft is not None
+    found = [part for part in draft.gradients if isinstance(part, GatherFactors)]
+    assert [(part.variables, len(part.factors)) for part in found] == [("w2, w1", 4), ("w0", 2)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,229 @@
+"""Gradients whose factors are gathered instead: where that takes less time, and what is made of the factors.
+
+A ring of n workers moves 2 (n - 1) / n of the bytes of a gradient of M x N numbers. Of `leftᵀ · right` the factors
+have M + N numbers a row, and each worker is given the rows of all others, (n - 1) times as many as it has. Then it
+multiplies the rows of all workers, where it would have its own. (Zhang et al., "Poseidon", USENIX ATC 2017, chooses by
+bytes alone.)
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist_py.kernel.analysis.first_batch import most_replicas
+from autodist_py.kernel.analysis.products import products_of
+from autodist_py.kernel.analysis.replica_weights import dense_bytes, weighted
+from autodist_py.kernel.collectives.collectives import Collectives
+from autodist_py.kernel.collectives.local import copied
+from autodist_py.kernel.collectives.members import members_of
+from autodist_py.kernel.events import Factor, GatherFactors, Product
+from autodist_py.kernel.ir.fragment import TensorSpec
+from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.ir.names import on_replica
+from autodist_py.kernel.program import Program
+from autodist_py.kernel.topology import is_gpu
+from autodist_py.proto.errors import StrategyError
+from autodist_py.proto.graph_item import Gradient
+from autodist_py.proto.synchronizers import AllReduceSynchronizer
+
+RING_BITS = 2.3e9
+"""How many bits a second TensorFlow's rings move where links are faster: 40 MB in 139 ms (docs/performance.md)."""
+_FLOPS = {False: 3e10, True: 5e12}
+"""How many a second a core has in a product of matrices; and a GPU."""
+_MESSAGE_SECONDS = 1e-3
+"""What a message between workers takes, however small it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What decides whether factors are worth it.
+
+    Attributes:
+        workers: how many gather.
+        members: of the ring that would reduce the gradient.
+        replicas: how many the worker has that has most of them.
+        bits: how many a second go over the slowest link.
+        flops: how many a second a worker has.
+    """
+
+    workers: int
+    members: int
+    replicas: int
+    bits: float
+    flops: float
+
+    @classmethod
+    def of(cls, program: Program, *, members: int) -> "Costs":
+        """Those of a program, whose ring would have so many members."""
+        devices = [replica.device for replica in program.topology.everyone]
+        return cls(
+            workers=len(program.topology.workers),
+            members=members,
+            replicas=most_replicas(program),
+            bits=min(program.options.link_bits, RING_BITS),
+            flops=_FLOPS[all(map(is_gpu, devices))],
+        )
+
+    def gains(self, products: Mapping[str, Product]) -> dict[str, float]:
+        """The seconds a step that are gained where these products' factors are gathered; of each; < 0: lost."""
+        users = Counter(factor for product in products.values() for factor in product.factors)
+        return {marker: self._gained(product, users) for marker, product in products.items()}
+
+    def _gained(self, product: Product, users: Mapping[Factor, int]) -> float:
+        """By one, which has its share of each factor that several have."""
+        if product.rows is None:
+            return -math.inf
+        width, height = product.right.width, 1 if product.left is None else product.left.width
+        ring = 2 * (self.members - 1) / self.members * height * width * product.right.dtype.size
+        row = sum(one.width * one.dtype.size / users[one] for one in product.factors)
+        others = (self.workers - 1) * self.replicas * product.rows
+        flops = 0 if product.left is None else 2 * others * height * width
+        return 8 * (ring - others * row) / self.bits - flops / self.flops
+
+
+def worth_gathering(
+    program: Program, synchronizer: AllReduceSynchronizer, gradients: Sequence[Gradient]
+) -> dict[str, Product]:
+    """Those of the gradients, by their markers' tensors, whose factors are gathered: dense ones, reduced alike."""
+    if _why_not(program, synchronizer):
+        return {}
+    if synchronizer.factors:
+        return products_of(program, gradients)[0]
+    costs = Costs.of(program, members=members_of(program, synchronizer, coded=False))
+    nbytes = sum(dense_bytes(program, gradient) for gradient in gradients)
+    if synchronizer.spec == "NCCL" or costs.workers == 1 or 16 * nbytes / costs.bits < _MESSAGE_SECONDS:
+        return {}
+    products, reasons = products_of(program, gradients)
+    return chosen(products, costs, is_all=not reasons)
+
+
+def require_some(program: Program) -> None:
+    """Refuse a strategy that asks for factors, where no gradient has any.
+
+    Raises:
+        StrategyError: there is none; with each gradient's reason.
+    """
+    reasons: list[str] = []
+    for gradient in program.item.gradients:
+        own = program.strategy.node(gradient.variable).synchronizer
+        synchronizer = None if own is None else own.as_all_reduce
+        if synchronizer is None or not synchronizer.factors or not program.analysis.is_varying(gradient):
+            continue
+        reason = "it is sparse" if gradient.is_sparse else _why_not(program, synchronizer)
+        if not reason:
+            reason = products_of(program, [gradient])[1].get(gradient.tensors[0], "")
+        if not reason:
+            return
+        reasons.append(f"'{gradient.variable}': {reason}")
+    if reasons:
+        raise StrategyError(
+            "factors=True gathers what gradients are products of, and no gradient here is one of rows: "
+            f"{'; '.join(reasons)}. Leave factors out, and where others are fewer bytes it is used by itself"
+        )
+
+
+def _why_not(program: Program, synchronizer: AllReduceSynchronizer) -> str:
+    """Why no dense gradient of the synchronizer is reduced by its factors; "": some may be."""
+    if synchronizer.factors is False:
+        return "factors=False"
+    if not synchronizer.compressor.passes_through:
+        return f"{type(synchronizer.compressor).__name__} codes it"
+    return ""
+
+
+def chosen(products: Mapping[str, Product], costs: Costs, *, is_all: bool) -> dict[str, Product]:
+    """Those that are worth it.
+
+    Each that gains, if all of these gain more than the messages take. Those that lose less than a message takes go
+    with them where nothing else would need one.
+
+    Args:
+        products: those that are reduced alike.
+        costs: what it takes.
+        is_all: whether all gradients that are reduced alike are products.
+    """
+    found = dict(products)
+    while losing := {marker for marker, gain in costs.gains(found).items() if gain <= 0}:
+        found = {marker: product for marker, product in found.items() if marker not in losing}
+    gained, for_all = sum(costs.gains(found).values()), sum(costs.gains(products).values())
+    if is_all and for_all > gained - _MESSAGE_SECONDS:
+        found, gained = dict(products), for_all
+    return found if gained > _MESSAGE_SECONDS else {}
+
+
+def specs(event: GatherFactors, view: GraphView, replicas: Iterable[int]) -> list[list[list[TensorSpec]]]:
+    """The rows that each replica has, by factor and replica."""
+    return [
+        [[TensorSpec(view.nodes[on_replica(replica, one.op)].input[one.position], one.dtype)] for replica in replicas]
+        for one in event.factors
+    ]
+
+
+def multiplied(
+    program: Program,
+    event: GatherFactors,
+    values: Sequence[Sequence[list[tf.Tensor]]],
+    weights: Sequence[tf.Tensor],
+    devices: Sequence[str],
+    collectives: Collectives,
+) -> list[list[list[tf.Tensor]]]:
+    """For each gradient, on each device, the product of all replicas' rows; and likewise what travels along.
+
+    Args:
+        program: whose gradients they are.
+        event: says which.
+        values: on each replica the rows of each factor, then each output.
+        weights: of each replica.
+        devices: the replicas'.
+        collectives: those of the program.
+    """
+    count = len(event.factors)
+    own = [
+        _worker_rows(one, copies, weights, devices) for one, copies in zip(event.factors, values[:count], strict=True)
+    ]
+    own += [_worker_sum(copies, weights, devices) for copies in values[count:]]
+    with tf.device(devices[0]):
+        gathered = collectives.gather_each(own)
+        rows = dict(zip(event.factors, gathered[:count], strict=True))
+        totals = [
+            tf.reshape(_total(product, rows), program.item.variable(gradient.variable).shape)
+            for gradient, product in zip(event.gradients, event.products, strict=True)
+        ]
+        along = zip(event.outputs, gathered[count:], strict=True)
+        totals += [tf.reshape(tf.reduce_sum(parts, axis=0), output.shape) for output, parts in along]
+        totals = [tf.cast(total, event.dtype) for total in totals]
+    return [[[copy] for copy in copied(total, devices)] for total in totals]
+
+
+def _total(product: Product, rows: Mapping[Factor, tf.Tensor]) -> tf.Tensor:
+    right = rows[product.right]
+    if product.left is None:
+        return tf.reduce_sum(right, axis=0)
+    return tf.matmul(rows[product.left], right, transpose_a=True)
+
+
+def _worker_rows(
+    factor: Factor, copies: Sequence[list[tf.Tensor]], weights: Sequence[tf.Tensor], devices: Sequence[str]
+) -> tf.Tensor:
+    """The rows of all replicas of this worker; none of one that does not count, whatever is in them."""
+    counting = []
+    for (tensor,), weight, device in zip(copies, weights, devices, strict=True):
+        with tf.device(device):
+            rows = tf.reshape(tensor, [-1, factor.width])
+            kept = rows[: tf.where(weight > 0, tf.shape(rows)[0], 0)]
+            counting.append(tf.cast(weighted(kept, weight), rows.dtype) if factor.is_weighted else kept)
+    with tf.device(devices[0]):
+        return tf.concat(counting, axis=0) if len(counting) > 1 else counting[0]
+
+
+def _worker_sum(copies: Sequence[list[tf.Tensor]], weights: Sequence[tf.Tensor], devices: Sequence[str]) -> tf.Tensor:
+    """The sum over all replicas of this worker, as one row."""
+    parts = []
+    for (value,), weight, device in zip(copies, weights, devices, strict=True):
+        with tf.device(device):
+            parts.append(weighted(value, weight))
+    with tf.device(devices[0]):
+        return tf.reshape(tf.add_n(parts), [1, parts[0].shape.num_elements()])

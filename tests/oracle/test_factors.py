@@ -1,0 +1,155 @@
+"""Gradients whose factors are gathered: each step that of one device on the whole batch."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tf_keras
+
+from autodist_py.strategy_builders.all_reduce import AllReduce
+from tests.support.cluster_pool import SHAPES, THREE_WORKERS, TWO_WORKERS, UNEVEN_WORKERS, Cluster
+from tests.support.cluster_pool import same_on_all_workers as same
+from tests.support.fit_oracle import OPTIMIZERS, X, Y, compare, compiled, fitted, in_half_precision
+from tests.support.oracle import SINGLE, Parts, compare_function, compare_graph, settings
+from tests.support.oracle_programs import FUNCTION_FAMILIES, SIZES, batches, graph_program
+
+OWN_SIZES = [(3, 2, 4), (4, 1, 2), (0, 3, 1), (2, 2, 2), (1, 0, 2)]
+"""For each step the rows of each worker; some of them have none."""
+
+FACTORS = AllReduce(factors=True)
+
+on_all = pytest.mark.parametrize("cluster", SHAPES, ids=lambda s: s.name, indirect=True, scope="module")
+on_many_workers = pytest.mark.parametrize(
+    "cluster", [TWO_WORKERS, UNEVEN_WORKERS, THREE_WORKERS], ids=lambda s: s.name, indirect=True, scope="module"
+)
+on_two_workers = pytest.mark.parametrize("cluster", [TWO_WORKERS], ids=lambda s: s.name, indirect=True, scope="module")
+
+
+def gathered(folder: str, run: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """What `run` returns, and of which variables factors were gathered meanwhile."""
+    own = Path(folder) / str(os.getpid())
+    with settings(dump_dir=own):
+        result = run()
+    planned = [path.read_text() for path in sorted(own.rglob("*-plan-communication.txt"))]
+    assert planned, "no program was compiled"
+    lines = [line for text in planned for line in text.splitlines() if "event GatherFactors[" in line]
+    names = [line.partition("gradients of ")[2].partition("; ")[0].partition(", with")[0] for line in lines]
+    return result, sorted({name for line in names for name in line.split(", ")})
+
+
+def train(
+    door: str,
+    folder: str,
+    *,
+    model: str = "dense",
+    optimizer: str = "sgd",
+    sizes: Sequence[int] = SIZES,
+    own_sizes: list[tuple[int, ...]] | None = None,
+    dtype: str = "float64",
+    reduction: str = "mean",
+    clip: bool = False,
+    builder: AllReduce = FACTORS,
+    **options: Any,
+) -> list[str]:
+    parts = None if own_sizes is None else Parts(own_sizes)
+    sizes = sizes if own_sizes is None else [sum(step) for step in own_sizes]
+    data = batches(model, sizes, dtype=dtype)
+    given: dict[str, Any] = {
+        "parts": parts,
+        "autodist": {"strategy_builder": builder, **options},
+        "tolerance": SINGLE if dtype == "float32" else 1e-9,
+    }
+    extra: dict[str, Any] = {"clip": clip, "reduction": reduction}
+    if door != "keras-3":
+        extra["dtype"] = dtype
+    if door == "graph":
+        return gathered(folder, lambda: compare_graph(graph_program(model, optimizer, **extra), data, **given))[1]
+    return gathered(
+        folder, lambda: compare_function(FUNCTION_FAMILIES[door](model, optimizer, **extra), data, **given)
+    )[1]
+
+
+@on_all
+@pytest.mark.parametrize("door", ["hand-written", "keras-3", "graph"])
+def test_dense_layers_are_those_of_one_device(cluster: Cluster, door: str, tmp_path: Path) -> None:
+    names = same(cluster.run(train, door=door, folder=str(tmp_path), optimizer="adam", clip=True))
+    assert len(names) == (4 if door == "keras-3" else 3)
+
+
+@on_many_workers
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_workers_may_have_other_numbers_of_rows_and_none(cluster: Cluster, reduction: str, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"reduction": reduction, "loss_reduction": reduction, "fetch_reduction": reduction}
+    given["own_sizes"] = [step[: cluster.shape.num_workers] for step in OWN_SIZES]
+    assert len(same(cluster.run(train, door="hand-written", folder=str(tmp_path), **given))) == 3
+
+
+@on_two_workers
+@pytest.mark.parametrize("spec", ["AUTO", "RING"])
+def test_single_precision_and_tables_beside(cluster: Cluster, spec: str, tmp_path: Path) -> None:
+    builder = AllReduce(all_reduce_spec=spec, factors=True)
+    given: dict[str, Any] = {"dtype": "float32", "model": "both", "folder": str(tmp_path), "builder": builder}
+    assert same(cluster.run(train, door="hand-written", **given)) == ["bias", "kernel", "out"]
+
+
+# -- `fit`, and layers of packages ------------------------------------------------------------------------------------
+
+
+def sequences() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(8)
+    return rng.normal(size=(22, 4, 6)), rng.integers(0, 3, 22)
+
+
+class Attention(keras.layers.Layer):
+    """Queries, keys and values of one input, by dense layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [keras.layers.Dense(5, use_bias=False) for _ in range(3)]
+
+    def call(self, inputs: Any) -> Any:
+        query, key, value = (part(inputs) for part in self.parts)
+        scores = keras.ops.softmax(keras.ops.matmul(query, keras.ops.transpose(key, [0, 2, 1])))
+        return keras.ops.matmul(scores, value)
+
+
+def attentive() -> keras.Model:
+    einsum = keras.layers.EinsumDense("abc,cd->abd", output_shape=(4, 5), bias_axes="d", activation="tanh")
+    return keras.Sequential([Attention(), einsum, keras.layers.Flatten(), keras.layers.Dense(3)])
+
+
+def fit(optimizer: str, batch_size: int, folder: str) -> list[str]:
+    data = sequences()
+
+    def trained() -> dict[str, Any]:
+        return fitted(compiled(OPTIMIZERS[optimizer](), attentive), *data, batch_size=batch_size)
+
+    return gathered(folder, lambda: compare(trained, strategy_builder=FACTORS))[1]
+
+
+@pytest.mark.parametrize("cluster", [TWO_WORKERS, UNEVEN_WORKERS], ids=lambda s: s.name, indirect=True, scope="module")
+@pytest.mark.parametrize(("optimizer", "batch_size"), [("adamw", 8), ("accumulated", 1)])
+def test_fit_of_layers_that_share_factors(cluster: Cluster, optimizer: str, batch_size: int, tmp_path: Path) -> None:
+    names = same(cluster.run(fit, optimizer=optimizer, batch_size=batch_size, folder=str(tmp_path)))
+    assert len(names) == 7, names
+
+
+def half_precision(library: str, folder: str) -> list[str]:
+    module = {"keras": keras, "tf_keras": tf_keras}[library]
+
+    def trained() -> dict[str, Any]:
+        model = in_half_precision(module)
+        model.compile(module.optimizers.SGD(0.1), "sparse_categorical_crossentropy", jit_compile=False)
+        return fitted(model, X.astype("float32"), Y, batch_size=8)
+
+    return gathered(folder, lambda: compare(trained, strategy_builder=FACTORS, tolerance=2e-3))[1]
+
+
+@on_two_workers
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_mixed_precision_with_a_loss_scale(cluster: Cluster, library: str, tmp_path: Path) -> None:
+    assert same(cluster.run(half_precision, library=library, folder=str(tmp_path)))

@@ -28,7 +28,7 @@ from autodist_py.cluster.step_hook import StepHook
 from autodist_py.config.logs import show_logs
 from autodist_py.config.resource_spec import given_resource_spec, local_resource_spec
 from autodist_py.config.settings import KEPT_PROGRAMS_VARIABLE, Settings
-from autodist_py.diagnostics.pass_dump import Dump
+from autodist_py.diagnostics.pass_dump import dumps
 from autodist_py.diagnostics.plan import Planner
 from autodist_py.diagnostics.planned_schedule import planned_schedule
 from autodist_py.kernel.pipeline import PASSES
@@ -156,13 +156,12 @@ class AutoDist:
         given |= {"seed": str(seed), KEPT_PROGRAMS_VARIABLE: str(settings.kept_programs)}
         require_same_arguments(self._cluster.compare(f"{self._name}/arguments", json.dumps(given).encode()))
         share_seed(self._cluster, seed, key=f"{self._name}/seed")
-        observers = [Dump(settings.dump_dir, self._name)] if settings.dump_dir else []
         self._compiler = Compiler(
             self._name,
             self._cluster,
             self.resources,
             builder,
-            Kernel(options, observers, passes),
+            Kernel(options, dumps(settings.dump_dir, self._name), passes),
             settings.checked_steps,
             settings.timeline,
         )

@@ -1,6 +1,7 @@
 """An observer of the compiler that writes the program after each pass to a folder (`AUTODIST_DUMP_DIR`)."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,11 @@ from autodist_py.kernel.program_text import format_program
 from autodist_py.proto.wire import write_atomically
 
 _log = logging.getLogger(__name__)
+
+
+def dumps(directory: Path | None, name: str) -> Sequence["Dump"]:
+    """What observes the programs of that name, where `directory`, if there is one, gets their text."""
+    return () if directory is None else (Dump(directory, name),)
 
 
 @dataclass(frozen=True, slots=True)

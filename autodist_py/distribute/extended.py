@@ -1,18 +1,21 @@
 """How mirrored strategies are implemented: TensorFlow's own, but replica functions are traced once and compiled."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
+from autodist_py.config.settings import Settings
+from autodist_py.diagnostics.pass_dump import dumps
 from autodist_py.distribute import tf_adapter
 from autodist_py.distribute.compiled_function import call_once
 from autodist_py.distribute.placement import ClusterPlacement, LocalPlacement, Placement
 from autodist_py.distribute.replica_context import tracing_context
 from autodist_py.distribute.served_placement import ServedPlacement
 from autodist_py.kernel.program import Options
-from autodist_py.program.build import Compiler
+from autodist_py.program.build import Compiler, Kernel
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.text import shown
 from autodist_py.strategy_builders.base import StrategyBuilder
@@ -139,6 +142,9 @@ class CompiledExtended(tf_adapter.MirroredExtended):
 class CompiledMirroredExtended(CompiledExtended):
     """Of several devices of this machine."""
 
+    _kind = "mirrored"
+    _numbers = itertools.count()
+
     def __init__(
         self,
         strategy: Any,
@@ -150,11 +156,14 @@ class CompiledMirroredExtended(CompiledExtended):
     ):
         super().__init__(strategy, devices, cross_device_ops or tf.distribute.ReductionToOneDevice())
         self._clones = WeakKeyDictionary()
-        self.placement = LocalPlacement(self.worker_devices, strategy_builder, options)
+        observers = dumps(Settings.from_environment().dump_dir, f"{self._kind}-{next(self._numbers)}")
+        self.placement = LocalPlacement(self.worker_devices, strategy_builder, Kernel(options, observers))
 
 
 class CentralExtended(CompiledMirroredExtended):
     """Of several devices of this machine, whose variables are there once, on the device of the parameters."""
+
+    _kind = "central-storage"
 
     def __init__(
         self,

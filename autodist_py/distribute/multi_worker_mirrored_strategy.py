@@ -11,6 +11,7 @@ from autodist_py.cluster.tf_config import Task
 from autodist_py.config.logs import show_logs
 from autodist_py.config.resource_spec import given_resource_spec, this_machine
 from autodist_py.config.settings import RANK_VARIABLE, RESOURCE_SPEC_VARIABLE, Settings
+from autodist_py.diagnostics.pass_dump import dumps
 from autodist_py.distribute.extended import CompiledMultiWorkerExtended
 from autodist_py.distribute.placement import options_of
 from autodist_py.distribute.replica_context import tracing_context
@@ -71,8 +72,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             jobs = {job: given.job_tasks(job) for job in given.jobs}
             task = Task.of(jobs, resolver.task_type, resolver.task_id)
             cluster = task.join(this_machine().chief, settings)
-        number, kernel = self._take_keys(cluster.resources), Kernel(options_of(decorrelate=decorrelate))
-        compiler = Compiler(f"multi-worker-mirrored-{number}", cluster, cluster.resources, builder, kernel)
+        name = f"multi-worker-mirrored-{self._take_keys(cluster.resources)}"
+        kernel = Kernel(options_of(decorrelate=decorrelate), dumps(settings.dump_dir, name))
+        compiler = Compiler(name, cluster, cluster.resources, builder, kernel)
         tf.distribute.Strategy.__init__(self, CompiledMultiWorkerExtended(self, options, compiler, kernel.options))
 
     def _take_keys(self, resources: ResourceSpec) -> int:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import reduce
 from typing import Any, Protocol
 
@@ -11,10 +10,9 @@ import tensorflow as tf
 from autodist_py import tf_adapter
 from autodist_py.cluster.cluster import SoloCluster
 from autodist_py.distribute.replica_program import ReplicaProgram
-from autodist_py.kernel.pipeline import compile
 from autodist_py.kernel.program import Options
 from autodist_py.kernel.topology import Replica, Topology
-from autodist_py.program.build import CapturedStep, Compiler
+from autodist_py.program.build import CapturedStep, Compiler, Kernel
 from autodist_py.program.replica_variables import ReplicaVariables
 from autodist_py.proto.errors import CaptureError, StrategyError
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
@@ -70,8 +68,9 @@ class LocalPlacement:
     first = 0
     is_alone = True
 
-    def __init__(self, devices: Sequence[str], strategy_builder: StrategyBuilder, options: Options):
-        self.strategy_builder, self.options = strategy_builder, options
+    def __init__(self, devices: Sequence[str], strategy_builder: StrategyBuilder, kernel: Kernel):
+        self.strategy_builder, self.options = strategy_builder, kernel.options
+        self._kernel = kernel
         self.copies = ReplicaVariables()
         self._devices = [tf.DeviceSpec.from_string(device) for device in devices]
 
@@ -88,13 +87,13 @@ class LocalPlacement:
         node = NodeSpec(_HERE, gpus=numbers["GPU"], cpus=numbers["CPU"] or (0,))  # A host has at least one.
         resources = ResourceSpec((node,))
         process = SoloCluster(resources)
-        options = replace(self.options, first_instance_key=process.next_instance_key)
         replicas = tuple(
             Replica(index, 0, f"/device:{one.device_type}:{one.device_index}")
             for index, one in enumerate(self._devices)
         )
         built = build_strategy(self.strategy_builder, step.item, resources)
-        program = compile(step.item, built, Topology(0, replicas, dict.fromkeys(node.devices, 0)), options)
+        topology, first = Topology(0, replicas, dict.fromkeys(node.devices, 0)), process.next_instance_key
+        program = self._kernel.compiled(step.item, built, topology, first_instance_key=first)
         process.next_instance_key = program.next_instance_key
         return ReplicaProgram(program, step)
 

@@ -186,6 +186,10 @@ class CentralExtended(CompiledMirroredExtended):
         """Where variables are."""
         return (self._parameter_device,)
 
+    def non_slot_devices(self, var_list: Sequence[Any]) -> tuple[str, ...]:
+        """Where variables are that are no variable's slots: `update_non_slot` calls its function once."""
+        return self.parameter_devices
+
 
 def central_or_own(
     extended: Any, own: Callable[..., Any], device: str, next_creator: Callable[..., Any], kwargs: Any

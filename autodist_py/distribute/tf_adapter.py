@@ -19,6 +19,7 @@ from tensorflow.python.distribute import (
     distribute_utils,
     mirrored_strategy,
     values,
+    values_util,
 )
 from tensorflow.python.eager import context, record
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
@@ -104,6 +105,15 @@ class CentralVariable(values.MirroredVariable):
         """The components."""
         self._note_read()
         return self._values
+
+    @property
+    def handle(self) -> Any:
+        """The resource of the component that a replica or an update has, which may write by it."""
+        replica_id = values_util.get_current_replica_id_as_int()
+        if replica_id is None:  # TensorFlow refuses it, but for saving.
+            return super().handle
+        self.note_write()
+        return self._get_replica(replica_id).handle
 
     def _get_cross_replica(self) -> Any:
         self._note_read()

@@ -100,6 +100,8 @@ CENTRAL = (
     "a_loop_over_a_distributed_dataset",
     "a_function_given_to_run_eagerly",
     "a_legacy_optimizer",
+    "a_legacy_optimizer_in_a_plain_function",
+    "writes_by_a_handle",
     "embedding_under_sgd",
     "embedding_under_adam",
     "merge_calls",

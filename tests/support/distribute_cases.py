@@ -259,8 +259,7 @@ def reduce_along_an_axis_and_gather(strategy: Any) -> Any:
     return step(parts)
 
 
-@case
-def a_legacy_optimizer(strategy: Any) -> Any:
+def legacy_optimizers(strategy: Any, compiled: Callable[[Case], Case]) -> Any:
     with strategy.scope():
         v = tf.Variable([1.0, -2.0])
         optimizer = tf.compat.v1.train.AdamOptimizer(0.1)
@@ -273,13 +272,37 @@ def a_legacy_optimizer(strategy: Any) -> Any:
             each.apply_gradients([(tape.gradient(loss, v), v)])
         return loss
 
-    @tf.function
-    def step(x: Any) -> Any:
-        return strategy.run(replica_step, (x,))
-
+    step = compiled(lambda x: strategy.run(replica_step, (x,)))
     results = [strategy.experimental_local_results(step(own_parts(strategy, data()[0]))) for _ in range(STEPS)]
     slots = [optimizer.get_slot(v, "m"), optimizer.get_slot(v, "v"), optimizer_2.get_slot(v, "momentum")]
     return results, components([v, *slots])
+
+
+@case
+def a_legacy_optimizer(strategy: Any) -> Any:
+    return legacy_optimizers(strategy, tf.function)
+
+
+@case
+def a_legacy_optimizer_in_a_plain_function(strategy: Any) -> Any:
+    return legacy_optimizers(strategy, lambda step: step)
+
+
+@case
+def writes_by_a_handle(strategy: Any) -> Any:
+    """In an update, in one of no variable in particular, and in a plain function that each replica runs."""
+    with strategy.scope():
+        v, beside = tf.Variable([1.0, -2.0]), tf.Variable([3.0, 4.0])
+
+    def added(*_: Any) -> Any:
+        return tf.raw_ops.AssignAddVariableOp(resource=v.handle, value=tf.ones([2]))
+
+    extended = strategy.extended
+    with strategy.scope():
+        extended.update(v, added)
+        extended.update_non_slot(extended.non_slot_devices([v, beside]), added)
+    strategy.run(added)
+    return components([v])
 
 
 @case

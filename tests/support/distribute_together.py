@@ -176,6 +176,8 @@ def an_update_of_several_components_writes_nothing_that_is_there_once(made: Make
         extended.update(local, lambda _: once[:1].assign(once[:1] + 1.0))
     with pytest.raises(CaptureError, match="calls its function 2 times"):
         extended.update_non_slot(devices, lambda: once.assign_add(ones))
+    with pytest.raises(CaptureError, match="calls its function 2 times"):
+        extended.update(local, lambda _: tf.raw_ops.AssignAddVariableOp(resource=once.handle, value=ones))
     extended.update(once, lambda one: (one.assign_add(ones), beside.assign_add(one))[1])
     assert [one.numpy()[0] for one in (*once.values, *beside.values)] == [2.0, 3.0]
     extended.update_non_slot(devices, lambda: local.assign(ones * 5.0))

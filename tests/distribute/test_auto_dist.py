@@ -33,19 +33,20 @@ VARIABLES = (
 )
 CUT = tuple(case for case in TRAINING if case != "loss_scaling")
 """A branch over shards which looks something up is refused by name."""
+SHARED = "variables_that_are_updated_by_one_value"
 REDUCED = "a_loop_over_a_distributed_dataset"
 """What is reduced outside of `run` is added up in another order than on one machine."""
 ONE_MACHINE = {
-    "PS()": (*TRAINING, *VARIABLES, "fit_evaluate_predict", "fit_with_loss_scaling", REDUCED),
-    "cut in two": (*CUT, "fit_evaluate_predict", "checkpoints_and_saved_models", "a_legacy_optimizer"),
+    "PS()": (*TRAINING, *VARIABLES, SHARED, "fit_evaluate_predict", "fit_with_loss_scaling", REDUCED),
+    "cut in two": (*CUT, SHARED, "fit_evaluate_predict", "checkpoints_and_saved_models", "a_legacy_optimizer"),
     "Parallax()": ("embedding_under_adam", "batch_normalization"),
     "AllReduce()": ("adam_with_global_clipnorm", "sync_on_read"),
 }
 """By builder; the cases on two replicas of one worker."""
 TWO_WORKERS = {
-    "PS()": (*TRAINING, REDUCED, "assignments_of_each_aggregation", "sync_on_read", "a_legacy_optimizer"),
+    "PS()": (*TRAINING, SHARED, REDUCED, "assignments_of_each_aggregation", "sync_on_read", "a_legacy_optimizer"),
     "PSLoadBalancing()": ("adam_with_global_clipnorm", "batch_normalization"),
-    "PartitionedPS(min_shard_bytes=1)": (*TRAINING, "checkpoints_and_saved_models", REDUCED),
+    "PartitionedPS(min_shard_bytes=1)": (*TRAINING, SHARED, "checkpoints_and_saved_models", REDUCED),
     "ShardedOptimizer()": ("adam_with_global_clipnorm", "adamw_with_ema", "batch_normalization"),
     "Parallax()": ("embedding_under_adam",),
 }

@@ -41,6 +41,7 @@ def test_a_program_gives_what_it_gives_under_tensorflows_strategy(outcomes: Outc
         ("a_random_number_that_a_merge_call_reads", [True]),
         ("gradients_are_seen_as_such", [6, 6, 1, 1, 1]),
         ("what_a_merge_call_updates_a_variable_by_is_its_gradient", [1]),
+        ("a_value_is_the_gradient_of_what_it_is_computed_from", [True, True, True]),
         ("what_each_variable_asks_for_is_computed_once", [2]),
         ("gradients_of_branches_are_seen_as_such", [4, 4, 0]),
         ("a_gradient_in_a_branch", [True]),

@@ -187,6 +187,51 @@ def what_a_merge_call_updates_a_variable_by_is_its_gradient(strategy: Any) -> An
     return [len(seen[-1].gradients)]
 
 
+def updated_by_one_value(
+    strategy: Any, names: tuple[str, str], *, trainable: bool = True, is_tied: bool = False
+) -> Any:
+    """Two variables of those names that are updated by one gradient, of the second; if tied, by that of both."""
+    with strategy.scope():
+        first, second = (
+            tf.Variable([1.0, 2.0, 3.0, 4.0], name=name, trainable=trainable or position == 1)
+            for position, name in enumerate(names)
+        )
+
+    def merged(_: Any, gradient: Any) -> None:
+        strategy.extended.update(first, lambda v, g: v.assign(0.5 * v + 0.5 * g), args=(gradient,))
+        strategy.extended.update(second, lambda v, g: v.assign_sub(0.1 * g), args=(gradient,))
+
+    def replica_step(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x @ (first * second if is_tied else second)[:, None])
+            loss *= loss
+        context = tf.distribute.get_replica_context()
+        context.merge_call(merged, args=(context.all_reduce(SUM, tape.gradient(loss, second)),))
+
+    step = tf.function(lambda x: strategy.run(replica_step, (x,)))
+    for _ in range(2):
+        step(own_parts(strategy, data()[0] / 10.0))
+    return components([first, second])
+
+
+@case
+def variables_that_are_updated_by_one_value(strategy: Any) -> Any:
+    return [
+        updated_by_one_value(strategy, ("average", "weight"), trainable=False),
+        updated_by_one_value(strategy, ("trained_average", "another_weight")),
+        updated_by_one_value(strategy, ("tied", "tied_too"), is_tied=True),
+    ]
+
+
+@our_case
+def a_value_is_the_gradient_of_what_it_is_computed_from(strategy: Any) -> Any:
+    """Whether the only gradient is that of the weight, where an average is updated first; where both are weights."""
+    seen = compiled_items(strategy)
+    variables_that_are_updated_by_one_value(strategy)
+    names = [[gradient.variable for gradient in item.gradients] for item in seen]
+    return [own == [name] for own, name in zip(names, ("weight", "another_weight", "tied"), strict=True)]
+
+
 @our_case
 def what_each_variable_asks_for_is_computed_once(strategy: Any) -> Any:
     """Adam's powers of its two rates, in a program of several variables."""

@@ -96,8 +96,8 @@ class ReplicaTrace:
         self._uses = VariableUses(replicas.container_of)
         self._parts: list[tf.Tensor] = []
         self._markers: list[_Marker] = []
-        self._owners: dict[int, Any] = {}
-        """By the position of a marker, the variable whose gradient it is."""
+        self._updated: dict[int, list[Any]] = {}
+        """By the position of a marker, the variables that are updated by it, in order."""
         self._marker_of: dict[int, int] = {}
         self._shared: dict[int, tf.Tensor] = {}
         self._shared_here: dict[int, tf.Tensor] = {}
@@ -158,7 +158,7 @@ class ReplicaTrace:
         return marked
 
     def is_update(self, variable: Any, value: Any) -> None:
-        """`variable` is updated by `value`: if that is computed from one thing marked, it is the variable's gradient.
+        """`variable` is updated by `value`: if that is computed from one thing marked, it may be its gradient.
 
         `value` is followed back through what has the shape of one thing that it reads: a product with a factor has.
         """
@@ -171,7 +171,7 @@ class ReplicaTrace:
             alike = [each for each in reads if _is_like(each, tensor)]
             tensor = alike[0] if len(alike) == 1 else None
         if id(tensor) in self._marker_of:
-            self._owners.setdefault(self._marker_of[id(tensor)], variable)
+            self._updated.setdefault(self._marker_of[id(tensor)], []).append(variable)
 
     def share(self, tensor: tf.Tensor) -> None:
         """`tensor` is the same on all replicas, as the result of one thing that they did together."""
@@ -274,10 +274,19 @@ class ReplicaTrace:
         run = map(self.graph.get_operation_by_name, bound.run_ops)
         updated = {bound.named[read.op.name] for op in run for read in op.inputs if read.op.name in bound.named}
         names = {id(self._replicas.container_of(bound.variables[name])): name for name in updated}
-        for position, owner in sorted(self._owners.items()):
-            marker, name = self._markers[position], names.get(id(self._replicas.container_of(owner)))
-            if name is not None and marker.is_gradient_of(bound.variables[name]):
+        for position, updated_by in sorted(self._updated.items()):
+            marker = self._markers[position]
+            found = (names.get(id(self._replicas.container_of(variable))) for variable in updated_by)
+            trained = [name for name in found if name is not None and marker.is_gradient_of(bound.variables[name])]
+            if trained:
+                name = self._whose(marker, trained, bound)
                 yield Gradient(name, tuple(tensor.name for tensor in marker.tensors), "add")
+
+    def _whose(self, marker: _Marker, trained: Sequence[str], bound: BoundGraph) -> str:
+        """The first of the variables that the marked value is computed from: no average of it is. Else the first."""
+        value = marker.tensors[len(marker.tensors) // 2].op.inputs[0]
+        read = {bound.named.get(op.name) for op in self._ancestors(value)}
+        return next(filter(read.__contains__, trained), trained[0])
 
     def _statistics(self, gradients: Sequence[Gradient]) -> Iterator[Statistic]:
         """What is combined beside gradients; a dense shape is the same everywhere."""

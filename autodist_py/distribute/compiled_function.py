@@ -43,6 +43,7 @@ class _Traced:
             is_alone=self._placement.is_alone,
             folds_seeds=self._placement.options.folds_seeds,
             is_separate=tf_adapter.is_separate,
+            stays_one=tf_adapter.stays_one,
             separate=self._placement.separate,
         )
         self._trace = ReplicaTrace(self._name, replicas)

@@ -23,24 +23,25 @@ class LazyPerReplica(tf_adapter.PerReplica):
         num_replicas: int,
         local: Callable[[], Sequence[Any]],
         *,
-        known: tuple[Any, ...] = (),
+        is_one: bool = False,
     ):
         """The replicas' values of `own`, of which there are `num_replicas`; `values` are those of the `local` numbers.
 
-        `known` they are before anything is combined.
+        `is_one`: all replicas of this process have the same, so nothing is gathered.
         """
         self.own = own
         """The replica's own value: a tensor, or a composite of tensors."""
         self._trace, self._num_replicas, self._local = trace, num_replicas, local
-        self._gathered = known
+        self._is_one = is_one
+        self._gathered: tuple[Any, ...] = ()
 
     @property
     def _values(self) -> tuple[Any, ...]:
         if not self._gathered:
             flat = tf.nest.flatten(self.own, expand_composites=True)
             local = self._local()
-            if len(local) == 1 < self._num_replicas:
-                return (self.own,)
+            if self._is_one or len(local) == 1 < self._num_replicas:
+                return (self.own,) * len(local)
             columns = [gathered_values(self._trace, tensor, self._num_replicas, local) for tensor in flat]
             self._gathered = tuple(
                 tf.nest.pack_sequence_as(self.own, [column[position] for column in columns], expand_composites=True)

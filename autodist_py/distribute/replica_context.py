@@ -121,9 +121,8 @@ class TracedReplicaContext(tf_adapter.ReplicaContext):
         return self._lazy(value) if differs else value
 
     def _lazy(self, value: Any) -> LazyPerReplica:
-        is_constant = all(map(self.trace.is_constant, tf.nest.flatten(value, expand_composites=True)))
-        known = (value,) * self.num_local if is_constant else ()
-        return LazyPerReplica(self.trace, value, self.num_replicas, self._local, known=known)
+        is_one = all(map(self.trace.is_one_for_all, tf.nest.flatten(value, expand_composites=True)))
+        return LazyPerReplica(self.trace, value, self.num_replicas, self._local, is_one=is_one)
 
     def _local(self) -> Sequence[Any]:
         """The numbers of this worker's replicas. What is computed from their values is the worker's own."""

@@ -251,6 +251,12 @@ def is_separate(variable: Any) -> bool:
     return isinstance(variable, CentralVariable) and variable.is_separate
 
 
+def stays_one(variable: Any) -> bool:
+    """Whether replicas have `variable` together, and make one value of those that they write."""
+    is_central = isinstance(variable, CentralVariable) and not variable.is_separate
+    return is_central and variable.aggregation != tf.VariableAggregation.NONE
+
+
 def is_mirrored(value: Any) -> bool:
     """Whether the replicas' values of `value` are kept equal."""
     return distribute_utils.is_mirrored(value)

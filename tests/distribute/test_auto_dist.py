@@ -51,6 +51,13 @@ TWO_WORKERS = {
     "Parallax()": ("embedding_under_adam",),
 }
 """By builder; the cases on two workers of one replica."""
+TWO_BY_TWO = {
+    "PS()": ("adam_with_global_clipnorm", "loss_scaling", "assignments_of_each_aggregation", SHARED),
+    "AllReduce()": ("batch_normalization",),
+    "Parallax()": ("embedding_under_adam",),
+    "PartitionedPS(min_shard_bytes=1)": ("adamw_with_ema", "sync_on_read"),
+}
+"""By builder; the cases on two workers of two replicas."""
 
 
 def every(of: dict[str, tuple[str, ...]], name: str) -> list[tuple[str, str]]:
@@ -94,6 +101,17 @@ def test_on_one_machine_where_the_builder_says(one_machine: Compared, kind: str,
 @pytest.mark.parametrize(("kind", "case"), every(TWO_WORKERS, "autodist-workers"))
 def test_on_two_workers_where_the_builder_says(two_workers: Compared, kind: str, case: str, worker: int) -> None:
     two_workers.require_equal(kind, case, worker, exactly=case not in RUN_EAGERLY)
+
+
+@pytest.fixture(scope="module")
+def two_by_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
+    yield Compared(tmp_path_factory, "tensorflow-workers", 2, every(TWO_BY_TWO, "autodist-workers"))
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.parametrize(("kind", "case"), every(TWO_BY_TWO, "autodist-workers"))
+def test_on_two_workers_of_two_replicas(two_by_two: Compared, kind: str, case: str, worker: int) -> None:
+    two_by_two.require_equal(kind, case, worker, exactly=False)
 
 
 CENTRAL = (

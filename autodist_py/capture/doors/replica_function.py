@@ -73,6 +73,7 @@ class Replicas:
         is_alone: whether all replicas are of this process.
         folds_seeds: whether replicas draw other numbers, each its own, by one seed.
         is_separate: whether each replica has its own value of this one, which they had together.
+        stays_one: whether replicas have this one together, and make one value of those that they write.
         separate: makes each replica have its own value of a variable, given with its name in the item and what writes
             another one on each; or refuses it.
     """
@@ -82,6 +83,7 @@ class Replicas:
     is_alone: bool = True
     folds_seeds: bool = False
     is_separate: Callable[[Any], bool] = lambda container: False
+    stays_one: Callable[[Any], bool] = lambda container: False
     separate: Callable[[Any, str, str], None] = lambda container, name, writer: None
 
 
@@ -115,9 +117,16 @@ class ReplicaTrace:
         """Whether `value` is a tensor of the function, or of a branch of it, of which each replica may have another."""
         return isinstance(value, tf.Tensor) and tf.is_symbolic_tensor(value) and self.branches.are_around(value)
 
-    def is_constant(self, tensor: tf.Tensor) -> bool:
-        """Whether `tensor` is computed from constants alone, so that all replicas have the same."""
-        return all(op.type != "Placeholder" and not op.op_def.is_stateful for op in self._ancestors(tensor))
+    def is_one_for_all(self, tensor: tf.Tensor) -> bool:
+        """Whether `tensor` is computed from constants, and variables that this process's replicas have together."""
+        return all(map(self._is_one_for_all, self._ancestors(tensor)))
+
+    def _is_one_for_all(self, op: tf.Operation) -> bool:
+        """Whether `op` gives all replicas of this process the same, if it is given that."""
+        if op.type != "Placeholder":
+            return op.type == "ReadVariableOp" or not op.op_def.is_stateful
+        given = (outer for outer, inner in op.graph.captures if inner.op is op)
+        return any(self._replicas.stays_one(self._replicas.container_of(one)) for one in given)
 
     def _ancestors(self, tensor: tf.Tensor) -> Iterator[tf.Operation]:
         """The ops that `tensor` is computed by, back to what replicas have combined."""

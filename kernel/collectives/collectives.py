@@ -48,19 +48,22 @@ def most_elements(bytes_per_pack: int, dtype: tf.DType) -> int:
     return max(1, (bytes_per_pack or AUTOMATIC_PACK_BYTES) // dtype.size)
 
 
-def _row_counts() -> tuple[int, ...]:
-    """Numbers of rows that gathers have on the wire: all up to 16, then 16 per doubling (at most 6.25% is padding).
+def _lengths(in_octave: int) -> tuple[int, ...]:
+    """Numbers of rows that gathers have on the wire: all that are few, then so many per doubling (a power of 2).
 
     No rows are padded to one: what has no elements cannot be gathered.
     """
-    sizes = list(range(16))
+    sizes = list(range(in_octave))
     while sizes[-1] < 2**31:
-        octave = 2 ** (len(sizes) // 16 + 3)
-        sizes += [octave + step * (octave // 16) for step in range(16)]
+        octave = 2 ** (len(sizes) // in_octave - 1) * in_octave
+        sizes += [octave + step * (octave // in_octave) for step in range(in_octave)]
     return (1, *sizes[1:])
 
 
-_ROW_COUNTS = _row_counts()
+_ROW_COUNTS = _lengths(16)
+"""At most 6.25% is padding."""
+_WORD_COUNTS = _lengths(64)
+"""Of what travels as one: at most 1.6%."""
 
 
 class Made(NamedTuple):
@@ -199,12 +202,12 @@ class Collectives:
         rows = tf.stack([tf.shape(part, out_type=tf.int64)[0] for part in parts])
         sizes = self._gather(tf.expand_dims(rows, 0), self._take_keys()) * [one.shape[1] for one in words]
         most = tf.reduce_max(tf.reduce_sum(sizes, axis=1), keepdims=True)
-        kind = tf.searchsorted(tf.constant(_ROW_COUNTS, tf.int64), most)[0]
+        kind = tf.searchsorted(tf.constant(_WORD_COUNTS, tf.int64), most)[0]
         sent = _pad_rows(
             tf.concat([tf.reshape(one, [-1]) for one in words], axis=0),
-            tf.gather(tf.constant(_ROW_COUNTS, tf.int64), kind),
+            tf.gather(tf.constant(_WORD_COUNTS, tf.int64), kind),
         )
-        everyone = self._gather(tf.expand_dims(sent, 0), self._take_keys(len(_ROW_COUNTS)) + kind)
+        everyone = self._gather(tf.expand_dims(sent, 0), self._take_keys(len(_WORD_COUNTS)) + kind)
         ends = tf.concat(
             [sizes, tf.shape(everyone, out_type=tf.int64)[1:] - tf.reduce_sum(sizes, axis=1, keepdims=True)], axis=1
         )

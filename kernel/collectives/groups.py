@@ -99,6 +99,7 @@ def _carries(program: Program, event: ReduceGradients, output: Output) -> bool:
         and event.dtype.name == output.dtype
         and output.shape is not None
         and None not in output.shape
+        and 0 not in output.shape
         and (is_gathered or sum(sizes) + sum(map(_output_bytes, carried)) <= _bucket_bytes(event.synchronizer))
         and event.reduction == output_reduction(program, output)
         and program.analysis.level[op_of(output.tensor)] < event.level  # It is not computed from what is combined.

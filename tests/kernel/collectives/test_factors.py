@@ -271,6 +271,20 @@ def test_a_replica_that_does_not_count_has_no_rows_whatever_is_in_them():
             np.testing.assert_allclose(copy, wanted.get(name, 1.0), rtol=1e-12, atol=1e-12)
 
 
+def test_a_result_of_no_elements_does_not_travel_along():
+    kernel = weight(FEATURES, WIDE, name="kernel")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ kernel) ** 2)
+        kernel.assign_sub(tape.gradient(loss, kernel))
+        return loss, tf.reduce_mean(x[:, :0], axis=0)
+
+    item = capture_steps.capture(step, tf.ones([4, FEATURES], tf.float64)).item
+    (event,) = planned(item, factors=True)
+    assert [output.shape for output in event.outputs] == [()]
+
+
 # -- Events ------------------------------------------------------------------------------------------------------------
 
 

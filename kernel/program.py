@@ -1,6 +1,5 @@
 """The value that passes map: a graph being rewritten, with what it was made from and where it will run."""
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -53,7 +52,7 @@ class Options:
         channel: what the names of the program's queues begin with: the same on every worker, and of no other program.
         examples: how many the chief is given in the step that the program is compiled for: the same on every worker;
             None: not known.
-        link_bits: how many a second go over the slowest node's link.
+        link_bits: how many a second go over the slowest node's link; None: nothing leaves the host.
         keeps_copies: whether further replicas' variables are the user's own, and keep their values from step to step;
             else those that are `per_replica` are, and each step begins with the first replica's of others.
         folds_seeds: whether each replica draws numbers of its own where the program gives a seed.
@@ -67,7 +66,7 @@ class Options:
     first_instance_key: int = 1
     channel: str = "channel"
     examples: int | None = None
-    link_bits: float = math.inf
+    link_bits: float | None = None
     keeps_copies: bool = False
     folds_seeds: bool = True
 

@@ -5,7 +5,6 @@ that is compiled has that one in its place. Whether every worker has Horovod is 
 asked where this says HOROVOD, and RING is used where one has not.
 """
 
-import math
 from dataclasses import replace
 from typing import Literal
 
@@ -22,8 +21,8 @@ _HOROVOD_BYTES = 8_000_000
 """So many bytes a step are worth Horovod's own thread and its slower start: where links are fast a step of 8 MB takes
 0.79 times as long as with RING, of 4 MB 0.92, of 2 MB 1.28 (docs/performance.md, "Engines")."""
 
-_FAST_LINK = 2.5
-"""In Gbit/s: RING by itself moves 40 MB in 139 ms, 2.3 Gbit/s. A slower link is what both engines wait for: at 1 Gbit/s
+_FAST_LINK = 2.5e9
+"""In bit/s: RING by itself moves 40 MB in 139 ms, 2.3 Gbit/s. A slower link is what both engines wait for: at 1 Gbit/s
 they are within 3% of each other from 8 MB on, and RING fails more cleanly. What is not stated is 1 Gbit/s."""
 
 
@@ -38,12 +37,13 @@ def automatic_engine(item: GraphItem, strategy: Strategy, resources: ResourceSpe
     if len(devices) > 1 and all(map(is_gpu, devices)) and not _share_gpus(resources):
         return "NCCL"
     is_much = len(resources.workers) > 1 and _bytes_by_horovod(item, strategy) >= _HOROVOD_BYTES
-    return "HOROVOD" if is_much and slowest_link(resources) >= _FAST_LINK else "RING"
+    slowest = link_bits(resources)
+    return "HOROVOD" if is_much and (slowest is None or slowest >= _FAST_LINK) else "RING"
 
 
-def slowest_link(resources: ResourceSpec) -> float:
-    """The bandwidth of the node that has least, in Gbit/s; infinite where all workers are on one host."""
-    return math.inf if resources.is_local else min(node.network_bandwidth for node in resources.nodes)
+def link_bits(resources: ResourceSpec) -> float | None:
+    """How many bits a second go over the link of the node that has least; None: all workers are on one host."""
+    return None if resources.is_local else 1e9 * min(node.network_bandwidth for node in resources.nodes)
 
 
 def _share_gpus(resources: ResourceSpec) -> bool:

@@ -63,7 +63,7 @@ class Costs:
             workers=len(program.topology.workers),
             members=members,
             replicas=most_replicas(program),
-            bits=min(program.options.link_bits, RING_BITS),
+            bits=min(program.options.link_bits or RING_BITS, RING_BITS),
             flops=_FLOPS[all(map(is_gpu, devices))],
         )
 

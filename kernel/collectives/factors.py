@@ -121,7 +121,7 @@ def require_some(program: Program) -> None:
     if reasons:
         raise StrategyError(
             "factors=True gathers what gradients are products of, and no gradient here is one of rows: "
-            f"{'; '.join(reasons)}. Leave factors out, and where others are fewer bytes it is used by itself"
+            f"{'; '.join(reasons)}. Leave factors out: then they are gathered where that takes less time"
         )
 
 

@@ -54,6 +54,7 @@ TWO_WORKERS = {
 TWO_BY_TWO = {
     "PS()": ("adam_with_global_clipnorm", "loss_scaling", "assignments_of_each_aggregation", SHARED),
     "AllReduce()": ("batch_normalization",),
+    "AllReduce(factors=True)": ("adamw_with_ema",),
     "Parallax()": ("embedding_under_adam",),
     "PartitionedPS(min_shard_bytes=1)": ("adamw_with_ema", "sync_on_read"),
 }

@@ -5,13 +5,14 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import tensorflow as tf
 
 from autodist_py.kernel.ir.fragment import Shape
 from autodist_py.kernel.ir.names import KERNEL_SCOPE, op_of
+from autodist_py.kernel.ir.product import Factor, Product
 from autodist_py.proto.compressors import Compressor
 from autodist_py.proto.graph_item import Gradient, Output, Statistic
 from autodist_py.proto.synchronizers import AllReduceSynchronizer
@@ -191,48 +192,6 @@ class GatherRows(ReduceGradients):
     @property
     def what(self) -> str:
         return f"sparse gradients of {self.variables}"
-
-
-@dataclass(frozen=True, slots=True)
-class Factor:
-    """A matrix that a gradient is a product of: its rows are of examples, and each replica has some of them.
-
-    Those that have the same source, width and type have the same rows.
-
-    Attributes:
-        source: the tensor whose numbers it has, in whatever shape.
-        width: the size of a row.
-        dtype: of its numbers.
-        is_weighted: whether its rows are weighted, as the replica counts.
-        tensor: the matrix itself.
-        op: an op that reads it.
-        position: as which of its inputs.
-    """
-
-    source: str
-    width: int
-    dtype: tf.DType
-    is_weighted: bool
-    tensor: str = field(compare=False)
-    op: str = field(compare=False)
-    position: int = field(compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """What a gradient is made of: `leftᵀ · right`; without a left factor the sum of the rows of `right`.
-
-    `rows` is how many rows they have on a replica for the first batch; None: not known.
-    """
-
-    left: Factor | None
-    right: Factor
-    rows: int | None
-
-    @property
-    def factors(self) -> tuple[Factor, ...]:
-        """Those that there are."""
-        return (self.right,) if self.left is None else (self.left, self.right)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

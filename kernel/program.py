@@ -52,7 +52,7 @@ class Options:
         channel: what the names of the program's queues begin with: the same on every worker, and of no other program.
         examples: how many the chief is given in the step that the program is compiled for: the same on every worker;
             None: not known.
-        link_bits: how many a second go over the slowest node's link; None: nothing leaves the host.
+        bandwidth: of the slowest node's link, in bit/s; None: nothing leaves the host.
         keeps_copies: whether further replicas' variables are the user's own, and keep their values from step to step;
             else those that are `per_replica` are, and each step begins with the first replica's of others.
         folds_seeds: whether each replica draws numbers of its own where the program gives a seed.
@@ -66,7 +66,7 @@ class Options:
     first_instance_key: int = 1
     channel: str = "channel"
     examples: int | None = None
-    link_bits: float | None = None
+    bandwidth: float | None = None
     keeps_copies: bool = False
     folds_seeds: bool = True
 

@@ -42,10 +42,10 @@ class AllReduce:
         local: how a worker's replicas are added up before their sum leaves it, with AUTO and HOROVOD: "one_device"
             copies all gradients to the first replica's device; "hierarchical" adds them up along a tree of the devices,
             so that none gets more than one at a time; "nccl" is NCCL's all-reduce, between GPUs.
-        factors: whether of a gradient that is a product of matrices whose rows are of examples, as a dense layer's is,
-            the factors are gathered, and multiplied by each worker (Xie et al., UAI 2016; docs/performance.md). It is
-            the same sum. None: where that takes less time, by the first batch, the shapes and the slowest link. True is
-            refused where no gradient is such a product; they are not of rows that a compressor codes.
+        factors: whether the factors of a gradient are gathered, and multiplied by each worker, where it is a product of
+            matrices whose rows are of examples, as a dense layer's is (Xie et al., UAI 2016; docs/performance.md). It
+            is the same sum. None: where that takes less time, by the first batch, the shapes and the slowest link. True
+            is refused where no gradient is such a product, and with a compressor, which codes the gradient itself.
 
     Raises:
         StrategyError: a parameter is out of its range.

@@ -12,9 +12,9 @@ from dataclasses import replace
 import tensorflow as tf
 
 from autodist_py.kernel.analysis.first_batch import replica_shapes
-from autodist_py.kernel.events import Factor, Product
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import op_of, parse
+from autodist_py.kernel.ir.product import Factor, Product
 from autodist_py.kernel.program import Program
 from autodist_py.proto.graph_item import Gradient
 

@@ -69,6 +69,15 @@ def weighted(value: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     return tf.math.multiply_no_nan(tf.cast(value, dtype), tf.cast(weight, dtype))
 
 
+def weighted_each(copies: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], devices: Sequence[str]) -> list[tf.Tensor]:
+    """Each replica's value as it counts, on the replica's device."""
+    parts = []
+    for copy, weight, device in zip(copies, weights, devices, strict=True):
+        with tf.device(device):
+            parts.append(weighted(copy, weight))
+    return parts
+
+
 def gradient_shapes(program: Program, gradient: Gradient) -> tuple[Shape, ...]:
     """The shapes of the gradient's tensors, as far as they are known."""
     shape = program.item.variable(gradient.variable).shape

@@ -23,6 +23,7 @@ from autodist_py.kernel.analysis.replica_weights import (
     sum_duplicates,
     summed_as,
     weighted,
+    weighted_each,
 )
 from autodist_py.kernel.analysis.row_access import adds_rows_up
 from autodist_py.kernel.collectives import factors, sparse_as_dense
@@ -113,7 +114,7 @@ def _reduce_dense(
     totals: dict[int, list[tf.Tensor]] = {}
     for positions in _buffers(event, values):
         together = [values[position] for position in positions]
-        members = _weighted(flat_buffers.pack_each(together, devices), weights, devices)
+        members = weighted_each(flat_buffers.pack_each(together, devices), weights, devices)
         if event.is_local_first and len(members) > 1:
             copies = _locally_first(event, members, devices, collectives)
         else:
@@ -189,7 +190,7 @@ def _reduce_coded(
         with tf.device(device):
             shares.append(tf.cast(weight, summed_as(event.dtype)))
     with tf.device(devices[0]):
-        parts = [_weighted(copies, shares, devices) for copies in gradients]
+        parts = [weighted_each(copies, shares, devices) for copies in gradients]
         if len(devices) > 1:
             parts = [[LOCAL_REDUCTIONS[event.local].on_first(copies, devices)] for copies in parts]
         own = [tf.cast(copies[0], event.dtype) for copies in parts]
@@ -199,14 +200,6 @@ def _reduce_coded(
         totals, after = coding.decompress(travelled, states, wire)
         coding.keep(after, after=[travelled])
     return [[[copy] for copy in copied(total, devices)] for total in totals]
-
-
-def _weighted(copies: Sequence[tf.Tensor], weights: Sequence[tf.Tensor], devices: Sequence[str]) -> list[tf.Tensor]:
-    parts = []
-    for copy, weight, device in zip(copies, weights, devices, strict=True):
-        with tf.device(device):
-            parts.append(weighted(copy, weight))
-    return parts
 
 
 def _reduce_sparse(

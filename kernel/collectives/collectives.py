@@ -61,9 +61,9 @@ def _lengths(in_octave: int) -> tuple[int, ...]:
 
 
 _ROW_COUNTS = _lengths(16)
-"""At most 6.25% is padding."""
+"""Of tensors with as many rows; at most 6.25% is padding."""
 _WORD_COUNTS = _lengths(64)
-"""Of what travels as one: at most 1.6%."""
+"""Of 32-bit words, in `gather_each`; at most 1.6% is padding."""
 
 
 class Made(NamedTuple):
@@ -181,8 +181,7 @@ class Collectives:
             return list(parts)
         rows = tf.shape(parts[0], out_type=tf.int64)[0]
         sizes = self._gather(tf.reshape(rows, [1]), self._take_keys())
-        kind = tf.searchsorted(tf.constant(_ROW_COUNTS, tf.int64), tf.reduce_max(sizes, keepdims=True))[0]
-        length = tf.gather(tf.constant(_ROW_COUNTS, tf.int64), kind)
+        kind, length = _padded(tf.reduce_max(sizes, keepdims=True), _ROW_COUNTS)
         kept = tf.reshape(tf.where(tf.reshape(tf.sequence_mask(sizes, length), [-1])), [-1])
         words = [to_int32(_as_matrix(part)) for part in parts]
         widths = [one.shape[1] for one in words]
@@ -195,24 +194,19 @@ class Collectives:
         ]
 
     def gather_each(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """As `gather_rows`, of matrices that have different numbers of rows; they travel as one, too."""
+        """As `gather_rows`, of matrices that have different numbers of rows; two collectives for all of them, too."""
         if self.num_workers == 1:
             return list(parts)
         words = [to_int32(part) for part in parts]
         rows = tf.stack([tf.shape(part, out_type=tf.int64)[0] for part in parts])
         sizes = self._gather(tf.expand_dims(rows, 0), self._take_keys()) * [one.shape[1] for one in words]
-        most = tf.reduce_max(tf.reduce_sum(sizes, axis=1), keepdims=True)
-        kind = tf.searchsorted(tf.constant(_WORD_COUNTS, tf.int64), most)[0]
-        sent = _pad_rows(
-            tf.concat([tf.reshape(one, [-1]) for one in words], axis=0),
-            tf.gather(tf.constant(_WORD_COUNTS, tf.int64), kind),
-        )
+        totals = tf.reduce_sum(sizes, axis=1)
+        kind, length = _padded(tf.reduce_max(totals, keepdims=True), _WORD_COUNTS)
+        sent = _pad_rows(tf.concat([tf.reshape(one, [-1]) for one in words], axis=0), length)
         everyone = self._gather(tf.expand_dims(sent, 0), self._take_keys(len(_WORD_COUNTS)) + kind)
-        ends = tf.concat(
-            [sizes, tf.shape(everyone, out_type=tf.int64)[1:] - tf.reduce_sum(sizes, axis=1, keepdims=True)], axis=1
-        )
         pieces = [
-            tf.split(everyone[worker], ends[worker], num=len(parts) + 1)[:-1] for worker in range(self.num_workers)
+            tf.split(everyone[worker, : totals[worker]], sizes[worker], num=len(parts))
+            for worker in range(self.num_workers)
         ]
         return [
             _as_rows(tf.reshape(tf.concat(of_part, axis=0), [-1, one.shape[1]]), part)
@@ -230,8 +224,8 @@ class Collectives:
         differ = "workers look up different numbers of rows, of what is the same for all of the batch:"
         checked = tf.raw_ops.Assert(condition=tf.reduce_all(tf.equal(sizes, size)), data=[differ, sizes])
         with tf.control_dependencies([checked]):
-            kind = tf.searchsorted(tf.constant(_ROW_COUNTS, tf.int64), size)[0]
-        sent = _pad_rows(_as_matrix(rows), tf.gather(tf.constant(_ROW_COUNTS, tf.int64), kind))
+            kind, length = _padded(size, _ROW_COUNTS)
+        sent = _pad_rows(_as_matrix(rows), length)
         if not sent.shape[1]:
             return rows
         device, members = self._members(sent)
@@ -293,6 +287,13 @@ def group_key(members: Sequence[tuple[int, str]]) -> int:
     TensorFlow keeps the members of a key for the life of the process, and refuses others under the same key.
     """
     return zlib.crc32(repr(list(members)).encode()) & 0x7FFFFFFF
+
+
+def _padded(size: tf.Tensor, lengths: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Which of the lengths, and how long, the first one is that a size, a vector of one, is not over."""
+    table = tf.constant(lengths, tf.int64)
+    kind = tf.searchsorted(table, size)[0]
+    return kind, tf.gather(table, kind)
 
 
 def _pad_rows(value: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

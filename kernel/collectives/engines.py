@@ -37,12 +37,12 @@ def automatic_engine(item: GraphItem, strategy: Strategy, resources: ResourceSpe
     if len(devices) > 1 and all(map(is_gpu, devices)) and not _share_gpus(resources):
         return "NCCL"
     is_much = len(resources.workers) > 1 and _bytes_by_horovod(item, strategy) >= _HOROVOD_BYTES
-    slowest = link_bits(resources)
+    slowest = slowest_bandwidth(resources)
     return "HOROVOD" if is_much and (slowest is None or slowest >= _FAST_LINK) else "RING"
 
 
-def link_bits(resources: ResourceSpec) -> float | None:
-    """How many bits a second go over the link of the node that has least; None: all workers are on one host."""
+def slowest_bandwidth(resources: ResourceSpec) -> float | None:
+    """Of the node whose link has least, in bit/s; None: all workers are on one host."""
     return None if resources.is_local else 1e9 * min(node.network_bandwidth for node in resources.nodes)
 
 

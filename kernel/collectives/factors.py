@@ -15,24 +15,25 @@ import tensorflow as tf
 
 from autodist_py.kernel.analysis.first_batch import most_replicas
 from autodist_py.kernel.analysis.products import products_of
-from autodist_py.kernel.analysis.replica_weights import dense_bytes, weighted
+from autodist_py.kernel.analysis.replica_weights import dense_bytes, weighted_each
 from autodist_py.kernel.collectives.collectives import Collectives
 from autodist_py.kernel.collectives.local import copied
 from autodist_py.kernel.collectives.members import members_of
-from autodist_py.kernel.events import Factor, GatherFactors, Product
+from autodist_py.kernel.events import GatherFactors
 from autodist_py.kernel.ir.fragment import TensorSpec
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import on_replica
+from autodist_py.kernel.ir.product import Factor, Product
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.topology import is_gpu
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient
 from autodist_py.proto.synchronizers import AllReduceSynchronizer
 
-RING_BITS = 2.3e9
-"""How many bits a second TensorFlow's rings move where links are faster: 40 MB in 139 ms (docs/performance.md)."""
-_FLOPS = {False: 3e10, True: 5e12}
-"""How many a second a core has in a product of matrices; and a GPU."""
+_RING_BANDWIDTH = 2.3e9
+"""In bit/s, of TensorFlow's rings where links are faster: 40 MB in 139 ms (docs/performance.md)."""
+_CPU_FLOPS, _GPU_FLOPS = 3e10, 5e12
+"""How many floating-point operations a second a core makes in a product of matrices, and a GPU."""
 _MESSAGE_SECONDS = 1e-3
 """What a message between workers takes, however small it is."""
 
@@ -45,26 +46,26 @@ class Costs:
         workers: how many gather.
         members: of the ring that would reduce the gradient.
         replicas: how many the worker has that has most of them.
-        bits: how many a second go over the slowest link.
-        flops: how many a second a worker has.
+        bandwidth: of the slowest link, in bit/s.
+        flops: how many floating-point operations a second a worker makes.
     """
 
     workers: int
     members: int
     replicas: int
-    bits: float
+    bandwidth: float
     flops: float
 
     @classmethod
     def of(cls, program: Program, *, members: int) -> "Costs":
         """Those of a program, whose ring would have so many members."""
-        devices = [replica.device for replica in program.topology.everyone]
+        are_gpus = all(is_gpu(replica.device) for replica in program.topology.everyone)
         return cls(
             workers=len(program.topology.workers),
             members=members,
             replicas=most_replicas(program),
-            bits=min(program.options.link_bits or RING_BITS, RING_BITS),
-            flops=_FLOPS[all(map(is_gpu, devices))],
+            bandwidth=min(program.options.bandwidth or _RING_BANDWIDTH, _RING_BANDWIDTH),
+            flops=_GPU_FLOPS if are_gpus else _CPU_FLOPS,
         )
 
     def gains(self, products: Mapping[str, Product]) -> dict[str, float]:
@@ -81,20 +82,20 @@ class Costs:
         row = sum(one.width * one.dtype.size / users[one] for one in product.factors)
         others = (self.workers - 1) * self.replicas * product.rows
         flops = 0 if product.left is None else 2 * others * height * width
-        return 8 * (ring - others * row) / self.bits - flops / self.flops
+        return 8 * (ring - others * row) / self.bandwidth - flops / self.flops
 
 
 def worth_gathering(
     program: Program, synchronizer: AllReduceSynchronizer, gradients: Sequence[Gradient]
 ) -> dict[str, Product]:
     """Those of the gradients, by their markers' tensors, whose factors are gathered: dense ones, reduced alike."""
-    if _why_not(program, synchronizer):
+    if _why_not(synchronizer):
         return {}
     if synchronizer.factors:
         return products_of(program, gradients)[0]
     costs = Costs.of(program, members=members_of(program, synchronizer, coded=False))
-    nbytes = sum(dense_bytes(program, gradient) for gradient in gradients)
-    if synchronizer.spec == "NCCL" or costs.workers == 1 or 16 * nbytes / costs.bits < _MESSAGE_SECONDS:
+    ring_bits = 8 * 2 * sum(dense_bytes(program, gradient) for gradient in gradients)  # At most.
+    if synchronizer.spec == "NCCL" or costs.workers == 1 or ring_bits < _MESSAGE_SECONDS * costs.bandwidth:
         return {}
     products, reasons = products_of(program, gradients)
     return chosen(products, costs, is_all=not reasons)
@@ -106,26 +107,28 @@ def require_some(program: Program) -> None:
     Raises:
         StrategyError: there is none; with each gradient's reason.
     """
-    reasons: list[str] = []
+    reasons: dict[str, str] = {}
+    asked = []
     for gradient in program.item.gradients:
         own = program.strategy.node(gradient.variable).synchronizer
         synchronizer = None if own is None else own.as_all_reduce
         if synchronizer is None or not synchronizer.factors or not program.analysis.is_varying(gradient):
             continue
-        reason = "it is sparse" if gradient.is_sparse else _why_not(program, synchronizer)
-        if not reason:
-            reason = products_of(program, [gradient])[1].get(gradient.tensors[0], "")
-        if not reason:
-            return
-        reasons.append(f"'{gradient.variable}': {reason}")
-    if reasons:
+        if reason := "it is sparse" if gradient.is_sparse else _why_not(synchronizer):
+            reasons[gradient.variable] = reason
+        else:
+            asked.append(gradient)
+    products, others = products_of(program, asked)
+    reasons |= {gradient.variable: others.get(gradient.tensors[0], "") for gradient in asked}
+    if reasons and not products:
+        listed = "; ".join(f"'{name}': {reason}" for name, reason in reasons.items())
         raise StrategyError(
             "factors=True gathers what gradients are products of, and no gradient here is one of rows: "
-            f"{'; '.join(reasons)}. Leave factors out: then they are gathered where that takes less time"
+            f"{listed}. Leave factors out: then they are gathered where that takes less time"
         )
 
 
-def _why_not(program: Program, synchronizer: AllReduceSynchronizer) -> str:
+def _why_not(synchronizer: AllReduceSynchronizer) -> str:
     """Why no dense gradient of the synchronizer is reduced by its factors; "": some may be."""
     if synchronizer.factors is False:
         return "factors=False"
@@ -170,7 +173,7 @@ def multiplied(
     devices: Sequence[str],
     collectives: Collectives,
 ) -> list[list[list[tf.Tensor]]]:
-    """For each gradient, on each device, the product of all replicas' rows; and likewise what travels along.
+    """For each gradient, on each device, the product of all replicas' rows; then the sum of each output.
 
     Args:
         program: whose gradients they are.
@@ -213,17 +216,15 @@ def _worker_rows(
     for (tensor,), weight, device in zip(copies, weights, devices, strict=True):
         with tf.device(device):
             rows = tf.reshape(tensor, [-1, factor.width])
-            kept = rows[: tf.where(weight > 0, tf.shape(rows)[0], 0)]
-            counting.append(tf.cast(weighted(kept, weight), rows.dtype) if factor.is_weighted else kept)
+            counting.append(rows[: tf.where(weight > 0, tf.shape(rows)[0], 0)])
+    if factor.is_weighted:
+        counting = weighted_each(counting, weights, devices)
     with tf.device(devices[0]):
-        return tf.concat(counting, axis=0) if len(counting) > 1 else counting[0]
+        return tf.cast(tf.concat(counting, axis=0) if len(counting) > 1 else counting[0], factor.dtype)
 
 
 def _worker_sum(copies: Sequence[list[tf.Tensor]], weights: Sequence[tf.Tensor], devices: Sequence[str]) -> tf.Tensor:
     """The sum over all replicas of this worker, as one row."""
-    parts = []
-    for (value,), weight, device in zip(copies, weights, devices, strict=True):
-        with tf.device(device):
-            parts.append(weighted(value, weight))
+    parts = weighted_each([value for (value,) in copies], weights, devices)
     with tf.device(devices[0]):
         return tf.reshape(tf.add_n(parts), [1, parts[0].shape.num_elements()])

@@ -6,7 +6,7 @@ share a bucket. A sparse gradient is an event by itself, or travels as a dense o
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,9 +18,10 @@ from autodist_py.kernel.collectives import factors, sparse_as_dense
 from autodist_py.kernel.collectives.collectives import AUTOMATIC_PACK_BYTES, CARRIED_BY_HOROVOD, REDUCIBLE
 from autodist_py.kernel.collectives.members import engine_of, is_coded, is_local_first, local_of, members_of
 from autodist_py.kernel.compressors.rounding import travelling
-from autodist_py.kernel.events import AllReduceBucket, GatherFactors, GatherRows, Product, ReduceGradients
+from autodist_py.kernel.events import AllReduceBucket, GatherFactors, GatherRows, ReduceGradients
 from autodist_py.kernel.ir import flat_buffers
 from autodist_py.kernel.ir.names import op_of
+from autodist_py.kernel.ir.product import Product
 from autodist_py.kernel.program import Program
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient, Output
@@ -189,10 +190,9 @@ def _gradient_events(program: Program) -> Iterator[ReduceGradients]:
     for (synchronizer, *_), together in dense.items():
         finished = sorted(together, key=program.analysis.gradient_depth)
         products = factors.worth_gathering(program, synchronizer, finished)
-        by_factors = [one for one in finished if one.tensors[0] in products]
-        nbytes = partial(_factor_bytes, products)
-        for part in flat_buffers.filled(by_factors, nbytes, _bucket_bytes(synchronizer)):
-            yield reducing(program, part, synchronizer, products=[products[one.tensors[0]] for one in part])
+        multiplied = [(one, products[one.tensors[0]]) for one in finished if one.tensors[0] in products]
+        for part in flat_buffers.filled(multiplied, lambda one: one[1].nbytes, _bucket_bytes(synchronizer)):
+            yield reducing(program, [one for one, _ in part], synchronizer, products=[product for _, product in part])
         others = [one for one in finished if one.tensors[0] not in products]
         size = partial(_wire_bytes, program, synchronizer)
         for bucket in flat_buffers.filled(others, size, _bucket_bytes(synchronizer)):
@@ -222,12 +222,6 @@ def _wire_bytes(program: Program, synchronizer: AllReduceSynchronizer, gradient:
     """The bytes that stand for a dense gradient between workers."""
     variable = program.item.variable(gradient.variable)
     return synchronizer.compressor.wire_bytes(variable.shape, tf.as_dtype(variable.dtype).size)
-
-
-def _factor_bytes(products: Mapping[str, Product], gradient: Gradient) -> int:
-    """The bytes of a replica's factors, as far as they are known."""
-    product = products[gradient.tensors[0]]
-    return (product.rows or 0) * sum(one.width * one.dtype.size for one in product.factors)
 
 
 def _output_bytes(output: Output) -> int:

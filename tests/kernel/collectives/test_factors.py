@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from autodist_py.kernel.collectives import factors
 from autodist_py.kernel.collectives.collectives import Collectives
 from autodist_py.kernel.collectives.factors import Costs, chosen
-from autodist_py.kernel.events import AllReduceBucket, Factor, GatherFactors, Product
+from autodist_py.kernel.events import AllReduceBucket, GatherFactors
+from autodist_py.kernel.ir.product import Factor, Product
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer
@@ -45,7 +46,7 @@ def layer():
 
 
 def planned(item, where=(1, 1), **parameters):
-    options = {key: parameters.pop(key) for key in ("examples", "link_bits", "batch") if key in parameters}
+    options = {key: parameters.pop(key) for key in ("examples", "bandwidth", "batch") if key in parameters}
     synchronizer = AllReduceSynchronizer(**parameters)
     nodes = tuple(VariableStrategy(one.name, synchronizer) for one in item.trainable_variables)
     strategy = Strategy(nodes, ("127.0.0.1:CPU:0",))
@@ -157,8 +158,8 @@ def test_a_sum_along_other_axes_is_no_sum_of_rows():
         (True, {"examples": 2000, "factors": True}),
         (False, {"examples": 8, "where": (2,)}),  # Nothing leaves the worker.
         (True, {"examples": 8, "where": (2,), "factors": True}),
-        (True, {"examples": 100, "where": (1, 1), "link_bits": 1e9}),
-        (False, {"examples": 100, "where": (1,) * 8, "batch": "local", "link_bits": 1e9}),
+        (True, {"examples": 100, "where": (1, 1), "bandwidth": 1e9}),
+        (False, {"examples": 100, "where": (1,) * 8, "batch": "local", "bandwidth": 1e9}),
     ],
 )
 def test_factors_are_gathered_where_that_takes_less_time(expected, given):
@@ -182,8 +183,8 @@ def layers(draw):
         for index in range(draw(st.integers(1, 6)))
     }
     workers, replicas = draw(st.integers(2, 8)), draw(st.integers(1, 3))
-    bits = 10 ** draw(st.floats(7.0, 10.0))
-    costs = Costs(workers, draw(st.sampled_from([workers, workers * replicas])), replicas, bits, 3e10)
+    bandwidth = 10 ** draw(st.floats(7.0, 10.0))
+    costs = Costs(workers, draw(st.sampled_from([workers, workers * replicas])), replicas, bandwidth, 3e10)
     return products, costs
 
 
@@ -197,14 +198,14 @@ def seconds(products, costs, by_factors):
     for marker, product in products.items():
         size = product.right.width * (product.left.width if product.left else 1)
         if marker not in by_factors:
-            total += 8 * 2 * (costs.members - 1) / costs.members * 4 * size / costs.bits
+            total += 8 * 2 * (costs.members - 1) / costs.members * 4 * size / costs.bandwidth
         elif product.left:
             total += 2 * (costs.workers - 1) * costs.replicas * product.rows * size / costs.flops
     sent = {
         one: product.rows for marker, product in products.items() if marker in by_factors for one in product.factors
     }
     widths = sum(one.width * rows for one, rows in sent.items())
-    return total + 8 * (costs.workers - 1) * costs.replicas * 4 * widths / costs.bits
+    return total + 8 * (costs.workers - 1) * costs.replicas * 4 * widths / costs.bandwidth
 
 
 @given(layers(), st.booleans())

@@ -161,12 +161,14 @@ class AllReduceBucket(ReduceGradients):
         is_coded: whether a compressor codes what leaves a worker.
         is_local_first: whether a worker's replicas are added up before; else each is a member of the collective.
         local: how they are: one_device, hierarchical or nccl.
+        product: what its gradient is made of, which is computed and reduced in pieces of rows; None: it is not.
     """
 
     bucket: int = 0
     is_coded: bool = False
     is_local_first: bool = True
     local: str = "one_device"
+    product: Product | None = None
 
     @property
     def scope(self) -> str:
@@ -177,7 +179,7 @@ class AllReduceBucket(ReduceGradients):
 
     @property
     def what(self) -> str:
-        return f"dense gradients of {self.variables}" + self._along
+        return f"dense gradients of {self.variables}{', in pieces' if self.product else ''}" + self._along
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,10 +380,12 @@ class Schedule:
     Attributes:
         events: in the order in which they are issued.
         servers: how the step is divided between workers and servers; None where no variable lives on a server.
+        computed_first: pairs of ops of the captured graph, the second of which waits for the first.
     """
 
     events: tuple[Event, ...] = ()
     servers: ServerPlans | None = None
+    computed_first: tuple[tuple[str, str], ...] = ()
 
     def of_kind(self, kind: type[_Kind]) -> list[_Kind]:
         """The events of a kind."""

@@ -227,6 +227,7 @@ class Lowered:
 
     Attributes:
         collectives: those that are in the graph; once ordered, in the order of their issue.
+        pieces: for each op whose result is computed in pieces instead, the ops that compute these, in order.
         next_instance_key: the key of the next collective that a pass adds.
         compressor_states: what compressors keep from step to step.
         channels: how messages are exchanged with servers.
@@ -234,6 +235,7 @@ class Lowered:
     """
 
     collectives: tuple[Collective, ...] = ()
+    pieces: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     next_instance_key: int = 1
     compressor_states: tuple[CompressorState, ...] = ()
     channels: tuple[Channel, ...] = ()

@@ -15,6 +15,7 @@ from autodist_py.kernel.analysis.outputs import differing, output_reduction
 from autodist_py.kernel.analysis.replica_weights import summed_as
 from autodist_py.kernel.analysis.server_ops import server_plans
 from autodist_py.kernel.collectives.collectives import CARRIED
+from autodist_py.kernel.collectives.compute_order import computed_first
 from autodist_py.kernel.collectives.groups import as_ready, carrying, gradient_events, reducing
 from autodist_py.kernel.collectives.reductions import SUMMED
 from autodist_py.kernel.events import (
@@ -62,7 +63,8 @@ def schedule(program: Program) -> Schedule:
         events = draft.events()
         found = waits(program, events, draft.servers)
         if not found.cycle:
-            return Schedule(_in_order(events, found.behind), draft.servers)
+            ordered = _in_order(events, found.behind)
+            return Schedule(ordered, draft.servers, computed_first(program, ordered, draft.servers))
         draft = draft.without(events, found)
 
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 from autodist_py.kernel.analysis.row_access import by_table
 from autodist_py.kernel.events import (
     SERVER,
+    AllReduceBucket,
     Collective,
     Event,
     Exchange,
@@ -188,6 +189,8 @@ def _given(program: Program, event: ReduceGradients) -> dict[str, str]:
     captured, given = program.analysis.captured, {}
     if isinstance(event, GatherFactors):
         return dict.fromkeys((factor.tensor for factor in event.factors), event.variables)
+    if isinstance(event, AllReduceBucket) and event.product is not None:
+        return dict.fromkeys((factor.tensor for factor in event.product.factors), event.variables)
     for gradient in event.gradients:
         if 0 in program.item.variable(gradient.variable).shape:
             continue  # TensorFlow leaves out what has no elements.

@@ -1,5 +1,6 @@
 """The schedule of a step that is planned, as text: what workers would tell one another, in order."""
 
+from collections import defaultdict
 from dataclasses import replace
 
 from autodist_py.diagnostics.plan import PlannedSchedule
@@ -27,8 +28,9 @@ def planned_schedule(
         return PlannedSchedule(f"a step has no schedule, as the program is refused: {error}")
     if not schedule.events:
         return PlannedSchedule("a step has no communication: there is one replica")
-    factors: dict[str, float] = {}
+    factors: defaultdict[str, float] = defaultdict(float)
     for event in schedule.of_kind(GatherFactors):
-        factors |= event.replica_bytes
+        for name, nbytes in event.replica_bytes.items():
+            factors[name] += nbytes
     text = f"Schedule: the communication of a step, in order\n{format_schedule(schedule)}"
     return PlannedSchedule(text, factors)

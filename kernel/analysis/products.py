@@ -6,8 +6,9 @@ Communication Distributed Machine Learning via Sufficient Factor Broadcasting", 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import dropwhile
 
 import tensorflow as tf
 
@@ -20,50 +21,90 @@ from autodist_py.proto.graph_item import Gradient
 
 _PASSES_ON = frozenset({"Identity", "Reshape"})
 """Op types whose results have the numbers of their first input, in its order."""
-_PASSED = frozenset({"Cast", "Identity"})
-"""Op types whose results are, element by element, what is behind a gradient."""
 
 
 def products_of(program: Program, gradients: Iterable[Gradient]) -> tuple[dict[str, Product], dict[str, str]]:
     """Which of the dense gradients are products; and why others are none. Both are by their markers' tensors."""
-    view, asked = program.analysis.captured, list(gradients)
-    makers = {gradient.tensors[0]: _maker(view, gradient.tensors[0]) for gradient in asked}
-    multiplied = {marker: of for marker, node in makers.items() if (of := _product_of_rows(view, node)) is not None}
+    view, asked = _View.of(program), list(gradients)
+    makers = {gradient.tensors[0]: view.maker(gradient.tensors[0]) for gradient in asked}
+    reasons = {marker: f"'{node.name}' ({node.op}) makes it" for marker, node in makers.items()}
+    reasons |= {marker: f"it waits for '{op}'" for marker in makers if (op := view.awaited(marker))}
+    multiplied = {
+        marker: of
+        for marker, node in makers.items()
+        if not view.awaited(marker) and (of := _product_of_rows(view, node)) is not None
+    }
     shapes = replica_shapes(program, {read for node in multiplied.values() for read in node.input[:2]})
     found: dict[str, Product] = {}
     for gradient in asked:
         marker, shape = gradient.tensors[0], program.item.variable(gradient.variable).shape
-        whole = shape if _is_passed_on(view, marker) and len(shape) == 2 else (None, None)
-        product = _product(view, multiplied[marker], shapes, whole) if marker in multiplied else None
+        if marker not in multiplied:
+            continue
+        whole = shape if view.is_passed_on(marker) and len(shape) == 2 else (None, None)
+        product = _product(view, multiplied[marker], shapes, whole)
         if product is not None and math.prod(one.width for one in product.factors) == math.prod(shape) > 0:
             found[marker] = product
-    found |= dict(_sums(program, asked, makers, list(found.values())))
-    reasons = {
-        marker: "the sizes of its factors are not known"
-        if marker in multiplied
-        else f"'{node.name}' ({node.op}) makes it"
-        for marker, node in makers.items()
-        if marker not in found
-    }
-    return found, reasons
+        else:
+            reasons[marker] = "its factors have not the same rows, or sizes that are not known"
+    sums = [gradient for gradient in asked if not view.awaited(gradient.tensors[0])]
+    found |= dict(_sums(program, view, sums, makers, list(found.values())))
+    return found, {marker: why for marker, why in reasons.items() if marker not in found}
 
 
-def _maker(view: GraphView, marker: str) -> tf.compat.v1.NodeDef:
-    """The op that makes the numbers of the raw gradient."""
-    return view.nodes[op_of(_source(view, view.nodes[op_of(marker)].input[0], _PASSED | {"Reshape"}))]
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The captured graph, and what stands behind tensors of it.
+
+    Attributes:
+        graph: the graph.
+        markers: the ops that pass on gradients and statistics, in whose results' place combined ones are read.
+    """
+
+    graph: GraphView
+    markers: frozenset[str]
+
+    @classmethod
+    def of(cls, program: Program) -> "_View":
+        gradients = (tensor for gradient in program.item.gradients for tensor in gradient.tensors)
+        statistics = (statistic.tensor for statistic in program.item.statistics)
+        return cls(program.analysis.captured, frozenset(map(op_of, (*gradients, *statistics))))
+
+    def source(self, tensor: str) -> str:
+        """The tensor that has the numbers of `tensor`, in their order, and passes on none."""
+        while (node := self.graph.nodes[op_of(tensor)]).op in _PASSES_ON or _keeps_axes(self.graph, node):
+            if node.name in self.markers:
+                break
+            tensor = node.input[0]
+        return str(parse(tensor))
+
+    def maker(self, marker: str) -> tf.compat.v1.NodeDef:
+        """The op that makes the numbers of the raw gradient, but for their type."""
+        *_, maker = self._behind(marker)
+        return maker
+
+    def awaited(self, marker: str) -> str:
+        """An op that the raw gradient waits for, whatever it is computed from; "": none."""
+        waits = (name for node in self._behind(marker) for name in node.input if name.startswith("^"))
+        return next((op_of(name) for name in waits), "")
+
+    def is_passed_on(self, marker: str) -> bool:
+        """Whether the raw gradient has the shape of what makes its numbers."""
+        return all(node.op in ("Cast", "Identity") for node in list(self._behind(marker))[:-1])
+
+    def _behind(self, marker: str) -> Iterator[tf.compat.v1.NodeDef]:
+        """What passes on the raw gradient, from the last to the first; then what makes it."""
+        node = self.graph.nodes[op_of(self.graph.nodes[op_of(marker)].input[0])]
+        while node.op in _PASSES_ON or _keeps_axes(self.graph, node) or _is_of_floats(node):
+            if node.name in self.markers:
+                break
+            yield node
+            node = self.graph.nodes[op_of(node.input[0])]
+        yield node
 
 
-def _is_passed_on(view: GraphView, marker: str) -> bool:
-    """Whether the raw gradient has the shape of what makes its numbers."""
-    raw = view.nodes[op_of(marker)].input[0]
-    return _source(view, raw, _PASSED) == _source(view, raw, _PASSED | {"Reshape"})
-
-
-def _source(view: GraphView, tensor: str, passed: frozenset[str] = _PASSES_ON) -> str:
-    """The tensor that `tensor` is made of by ops that are passed by alone, or transpose nothing."""
-    while (node := view.nodes[op_of(tensor)]).op in passed or _keeps_axes(view, node):
-        tensor = node.input[0]
-    return str(parse(tensor))
+def _is_of_floats(node: tf.compat.v1.NodeDef) -> bool:
+    """Whether the op makes floats of floats: a product of rows then is one of each replica's rows, but for rounding."""
+    return node.op == "Cast" and all(tf.as_dtype(node.attr[key].type).is_floating for key in ("SrcT", "DstT"))
 
 
 def _keeps_axes(view: GraphView, node: tf.compat.v1.NodeDef) -> bool:
@@ -77,10 +118,10 @@ def _keeps_axes(view: GraphView, node: tf.compat.v1.NodeDef) -> bool:
     return not any(part is None for part in given) and order == list(range(len(order)))
 
 
-def _product_of_rows(view: GraphView, node: tf.compat.v1.NodeDef) -> tf.compat.v1.NodeDef | None:
+def _product_of_rows(view: _View, node: tf.compat.v1.NodeDef) -> tf.compat.v1.NodeDef | None:
     """The op that multiplies matrices along their rows, and adds up, with `node`, along all axes before; None: none."""
-    if node.op == "Sum" and _sums_before_matrices(view, node):
-        node = view.nodes[op_of(node.input[0])]
+    if node.op == "Sum" and _sums_before_matrices(view.graph, node):
+        node = view.graph.nodes[op_of(node.input[0])]
         is_product = node.op == "BatchMatMulV2" and node.attr["adj_x"].b and not node.attr["adj_y"].b
     else:
         is_product = node.op == "MatMul" and node.attr["transpose_a"].b and not node.attr["transpose_b"].b
@@ -100,7 +141,7 @@ def _sums_before_matrices(view: GraphView, node: tf.compat.v1.NodeDef) -> bool:
 
 
 def _product(
-    view: GraphView,
+    view: _View,
     node: tf.compat.v1.NodeDef,
     shapes: Mapping[str, tf.TensorShape],
     made: tuple[int | None, int | None],
@@ -108,32 +149,38 @@ def _product(
     """What the op multiplies, whose result is of the shape `made`, if that is known; None: the rows' sizes are not."""
     if any(shapes[one].rank is None for one in node.input[:2]):
         return None
-    (*leading, height), (*_, width) = (shapes[one].as_list() for one in node.input[:2])
+    (*leading, height), (*others, width) = (shapes[one].as_list() for one in node.input[:2])
     height, width = height or made[0], width or made[1]
-    if not height or not width:
+    if not height or not width or _may_differ(leading[:-1], others[:-1]):
         return None
     left, right = (
-        Factor(
-            _source(view, tensor), size, tf.as_dtype(node.attr["T"].type), position == 1, tensor, node.name, position
-        )
+        Factor(view.source(tensor), size, tf.as_dtype(node.attr["T"].type), position == 1, tensor, node.name, position)
         for position, (tensor, size) in enumerate(zip(node.input[:2], (height, width), strict=True))
     )
     return Product(left, right, None if None in leading else math.prod(leading))
 
 
+def _may_differ(leading: Sequence[int | None], others: Sequence[int | None]) -> bool:
+    """Whether axes of these sizes, before two matrices' own, may be broadcast: one factor then has more rows."""
+    pairs = zip(leading, others, strict=False)
+    return len(leading) != len(others) or any(one != other and 1 in (one, other) for one, other in pairs)
+
+
 def _sums(
     program: Program,
+    view: _View,
     gradients: Iterable[Gradient],
     makers: Mapping[str, tf.compat.v1.NodeDef],
     products: Iterable[Product],
 ) -> Iterator[tuple[str, Product]]:
     """Of biases: sums of the rows of what a product's right factor is."""
-    view = program.analysis.captured
-    rights = {product.right.source: product for product in products}
+    rights = {(product.right.source, product.right.width): product for product in products}
     for gradient in gradients:
         node, shape = makers[gradient.tensors[0]], program.item.variable(gradient.variable).shape
-        product = rights.get(_source(view, node.input[0])) if _sums_rows(view, node, shape) else None
-        if product is not None and math.prod(shape) == product.right.width:
+        if not _sums_rows(view.graph, node, shape):
+            continue
+        product = rights.get((view.source(node.input[0]), math.prod(shape)))
+        if product is not None:
             yield gradient.tensors[0], replace(product, left=None)
 
 
@@ -149,4 +196,6 @@ def _sums_rows(view: GraphView, node: tf.compat.v1.NodeDef, shape: tuple[int, ..
     name = parse(node.input[1])
     maker = view.nodes[name.op]
     broadcast = view.constant(maker.input[name.output]) if maker.op == "BroadcastGradientArgs" else None
-    return broadcast is not None and tuple(broadcast) == shape
+    # An axis of size 1 behind others is added up along, too.
+    own = list(dropwhile(lambda size: size == 1, shape))
+    return broadcast is not None and tuple(broadcast) == shape and 1 not in own

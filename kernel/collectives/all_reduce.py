@@ -26,9 +26,10 @@ from autodist_py.kernel.analysis.replica_weights import (
     weighted_each,
 )
 from autodist_py.kernel.analysis.row_access import adds_rows_up
-from autodist_py.kernel.collectives import factors, sparse_as_dense
-from autodist_py.kernel.collectives.collectives import ENGINES, Collectives, most_elements
+from autodist_py.kernel.collectives import factors, pieces, sparse_as_dense
+from autodist_py.kernel.collectives.collectives import ENGINES, Collectives
 from autodist_py.kernel.collectives.local import LOCAL_REDUCTIONS, copied
+from autodist_py.kernel.collectives.members import bucket_bytes
 from autodist_py.kernel.compressors.codec import Wire
 from autodist_py.kernel.compressors.coding import Coding
 from autodist_py.kernel.compressors.rounding import rounded, travelling
@@ -37,6 +38,7 @@ from autodist_py.kernel.ir import flat_buffers
 from autodist_py.kernel.ir.fragment import Fragment, TensorSpec, trace
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import on_replica
+from autodist_py.kernel.ir.product import Product
 from autodist_py.kernel.ir.state import Recorder
 from autodist_py.kernel.program import Program
 
@@ -57,7 +59,9 @@ def combine(
     devices = [replica.device for replica in program.topology.local_replicas]
     replicas = range(len(devices))
     if isinstance(event, GatherFactors):
-        raw = factors.specs(event, view, replicas)
+        raw = factors.specs(event.factors, view, replicas)
+    elif isinstance(event, AllReduceBucket) and event.product is not None:
+        raw = factors.specs(event.product.factors, view, replicas)
     else:
         raw = [
             [raw_gradient(gradient, shapes, view, replica) for replica in replicas]
@@ -71,6 +75,8 @@ def combine(
     def reduce(batch: Sequence[tf.Tensor], values: list[list[list[tf.Tensor]]]) -> list[list[list[tf.Tensor]]]:
         with tf.device(program.topology.host):
             weights = replica_weights(program, batch, event.reduction)
+        if isinstance(event, AllReduceBucket) and event.product is not None:
+            return [_reduce_pieces(event, event.product, values, weights, devices, collectives)]
         if isinstance(event, AllReduceBucket):
             return _reduce_bucket(program, event, values, weights, devices, collectives, recorder)
         if isinstance(event, GatherFactors):
@@ -115,10 +121,7 @@ def _reduce_dense(
     for positions in _buffers(event, values):
         together = [values[position] for position in positions]
         members = weighted_each(flat_buffers.pack_each(together, devices), weights, devices)
-        if event.is_local_first and len(members) > 1:
-            copies = _locally_first(event, members, devices, collectives)
-        else:
-            copies = _sums(event, members, devices, collectives)
+        copies = _totals(event, members, devices, collectives)
         unpacked = flat_buffers.unpack_each(copies, devices, [tuple(own[0].shape) for own in together])
         totals |= dict(zip(positions, unpacked, strict=True))
     return [
@@ -143,6 +146,33 @@ def _bytes(tensor: tf.Tensor) -> int:
     return tensor.shape.num_elements() * tensor.dtype.size
 
 
+def _reduce_pieces(
+    event: AllReduceBucket,
+    product: Product,
+    values: Sequence[Sequence[list[tf.Tensor]]],
+    weights: Sequence[tf.Tensor],
+    devices: Sequence[str],
+    collectives: Collectives,
+) -> list[list[tf.Tensor]]:
+    """The one gradient of the event: each piece is reduced while the next one is computed."""
+    totals: list[list[tf.Tensor]] = []
+    for computed in pieces.computed(event, product, values, devices, collectives):
+        members = weighted_each(computed, weights, devices)
+        totals.append(_totals(event, members, devices, collectives))
+    ((shape,),) = event.shapes
+    joined = flat_buffers.join_each(totals, devices, tf.TensorShape(shape))
+    return [[tf.cast(tensor, event.dtype)] for tensor in joined]
+
+
+def _totals(
+    event: AllReduceBucket, members: Sequence[tf.Tensor], devices: Sequence[str], collectives: Collectives
+) -> list[tf.Tensor]:
+    """The sum over all replicas of all workers, on each device."""
+    if event.is_local_first and len(members) > 1:
+        return _locally_first(event, members, devices, collectives)
+    return _sums(event, members, devices, collectives)
+
+
 def _locally_first(
     event: AllReduceBucket, values: Sequence[tf.Tensor], devices: Sequence[str], collectives: Collectives
 ) -> list[tf.Tensor]:
@@ -165,7 +195,7 @@ def _sums(
         devices,
         hint=ENGINES[event.engine],
         is_each=not event.is_local_first,
-        most=most_elements(event.synchronizer.bytes_per_pack, members[0].dtype),
+        most=max(1, bucket_bytes(event.synchronizer) // members[0].dtype.size),
     )
 
 

@@ -39,14 +39,6 @@ CARRIED_BY_HOROVOD = REDUCIBLE - {tf.bfloat16}
 ENGINES = {"RING": RING, "NCCL": NCCL, "HOROVOD": HOROVOD}
 """The engines, by what an event calls them."""
 
-AUTOMATIC_PACK_BYTES = 2 << 20
-"""The size of buffers where none is given: benchmarks/collectives.py, docs/performance.md."""
-
-
-def most_elements(bytes_per_pack: int, dtype: tf.DType) -> int:
-    """How many numbers of a type a buffer has at most, whose size is given; 0: an automatic one."""
-    return max(1, (bytes_per_pack or AUTOMATIC_PACK_BYTES) // dtype.size)
-
 
 def _lengths(in_octave: int) -> tuple[int, ...]:
     """Numbers of rows that gathers have on the wire: all that are few, then so many per doubling (a power of 2).
@@ -92,6 +84,8 @@ class Collectives:
         """How many workers take part."""
         self.next_key = next_key
         self.made: list[Made] = []
+        self.pieces: dict[str, tuple[str, ...]] = {}
+        """As `Lowered.pieces`."""
 
     def _take_keys(self, count: int = 1) -> int:
         key = self.next_key
@@ -109,7 +103,12 @@ class Collectives:
         events = program.schedule.events
         added = (Collective(one.ops, one.event, events[one.event].what, one.nbytes, one.by_name) for one in self.made)
         lowered = program.lowered
-        lowered = replace(lowered, collectives=(*lowered.collectives, *added), next_instance_key=self.next_key)
+        lowered = replace(
+            lowered,
+            collectives=(*lowered.collectives, *added),
+            pieces={**lowered.pieces, **self.pieces},
+            next_instance_key=self.next_key,
+        )
         return replace(program, lowered=lowered)
 
     def sum_over_workers(self, value: tf.Tensor, *, hint: str = RING) -> tf.Tensor:

@@ -8,22 +8,24 @@ bytes alone.)
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import networkx as nx
 import tensorflow as tf
 
 from autodist_py.kernel.analysis.first_batch import most_replicas
 from autodist_py.kernel.analysis.products import products_of
-from autodist_py.kernel.analysis.replica_weights import dense_bytes, weighted_each
+from autodist_py.kernel.analysis.replica_weights import dense_bytes, summed_as, weighted_each
 from autodist_py.kernel.collectives.collectives import Collectives
 from autodist_py.kernel.collectives.local import copied
 from autodist_py.kernel.collectives.members import members_of
 from autodist_py.kernel.events import GatherFactors
+from autodist_py.kernel.ir import flat_buffers
 from autodist_py.kernel.ir.fragment import TensorSpec
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import on_replica
-from autodist_py.kernel.ir.product import Factor, Product
+from autodist_py.kernel.ir.product import Factor, Product, factor_bytes
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.topology import is_gpu
 from autodist_py.proto.errors import StrategyError
@@ -47,7 +49,7 @@ class Costs:
         members: of the ring that would reduce the gradient.
         replicas: how many the worker has that has most of them.
         bandwidth: of the slowest link, in bit/s.
-        flops: how many floating-point operations a second a worker makes.
+        flops: how many floating-point operations a second a worker makes; a core of it, where it has no GPU.
     """
 
     workers: int
@@ -101,6 +103,23 @@ def worth_gathering(
     return chosen(products, costs, is_all=not reasons)
 
 
+def together(products: Mapping[str, Product], most: int) -> Iterator[tuple[str, ...]]:
+    """The products in groups of no more bytes than `most`, in their order; those that share a factor are in one group.
+
+    Args:
+        products: by their markers' tensors.
+        most: bytes; those that share factors may have more.
+    """
+    place = {marker: position for position, marker in enumerate(products)}
+    sharing: nx.Graph[str | Factor] = nx.Graph()
+    for marker, product in products.items():
+        sharing.add_edges_from((marker, factor) for factor in product.factors)
+    groups = [sorted(place.keys() & one, key=place.__getitem__) for one in nx.connected_components(sharing)]
+    groups.sort(key=lambda group: place[group[-1]])  # By when the last one is ready.
+    for several in flat_buffers.filled(groups, lambda group: factor_bytes(map(products.__getitem__, group)), most):
+        yield tuple(marker for group in several for marker in group)
+
+
 def require_some(program: Program) -> None:
     """Refuse a strategy that asks for factors, where no gradient has any.
 
@@ -118,6 +137,8 @@ def require_some(program: Program) -> None:
             reasons[gradient.variable] = reason
         else:
             asked.append(gradient)
+    if not asked and not reasons:
+        return
     products, others = products_of(program, asked)
     reasons |= {gradient.variable: others.get(gradient.tensors[0], "") for gradient in asked}
     if reasons and not products:
@@ -157,11 +178,11 @@ def chosen(products: Mapping[str, Product], costs: Costs, *, is_all: bool) -> di
     return found if gained > _MESSAGE_SECONDS else {}
 
 
-def specs(event: GatherFactors, view: GraphView, replicas: Iterable[int]) -> list[list[list[TensorSpec]]]:
+def specs(factors: Iterable[Factor], view: GraphView, replicas: Iterable[int]) -> list[list[list[TensorSpec]]]:
     """The rows that each replica has, by factor and replica."""
     return [
         [[TensorSpec(view.nodes[on_replica(replica, one.op)].input[one.position], one.dtype)] for replica in replicas]
-        for one in event.factors
+        for one in factors
     ]
 
 
@@ -203,8 +224,8 @@ def multiplied(
 
 def _total(product: Product, rows: Mapping[Factor, tf.Tensor]) -> tf.Tensor:
     right = rows[product.right]
-    if product.left is None:
-        return tf.reduce_sum(right, axis=0)
+    if product.left is None:  # TensorFlow's own sum of many numbers in half precision comes to a halt.
+        return tf.cast(tf.reduce_sum(tf.cast(right, summed_as(right.dtype)), axis=0), right.dtype)
     return tf.matmul(rows[product.left], right, transpose_a=True)
 
 

@@ -14,9 +14,16 @@ import tensorflow as tf
 
 from autodist_py.kernel.analysis.outputs import output_reduction
 from autodist_py.kernel.analysis.replica_weights import dense_bytes, gradient_shapes, summed_as
-from autodist_py.kernel.collectives import factors, sparse_as_dense
-from autodist_py.kernel.collectives.collectives import AUTOMATIC_PACK_BYTES, CARRIED_BY_HOROVOD, REDUCIBLE
-from autodist_py.kernel.collectives.members import engine_of, is_coded, is_local_first, local_of, members_of
+from autodist_py.kernel.collectives import factors, pieces, sparse_as_dense
+from autodist_py.kernel.collectives.collectives import CARRIED_BY_HOROVOD, REDUCIBLE
+from autodist_py.kernel.collectives.members import (
+    bucket_bytes,
+    engine_of,
+    is_coded,
+    is_local_first,
+    local_of,
+    members_of,
+)
 from autodist_py.kernel.compressors.rounding import travelling
 from autodist_py.kernel.events import AllReduceBucket, GatherFactors, GatherRows, ReduceGradients
 from autodist_py.kernel.ir import flat_buffers
@@ -101,7 +108,7 @@ def _carries(program: Program, event: ReduceGradients, output: Output) -> bool:
         and output.shape is not None
         and None not in output.shape
         and 0 not in output.shape
-        and (is_gathered or sum(sizes) + sum(map(_output_bytes, carried)) <= _bucket_bytes(event.synchronizer))
+        and (is_gathered or sum(sizes) + sum(map(_output_bytes, carried)) <= bucket_bytes(event.synchronizer))
         and event.reduction == output_reduction(program, output)
         and program.analysis.level[op_of(output.tensor)] < event.level  # It is not computed from what is combined.
     )
@@ -164,6 +171,7 @@ def reducing(
             is_local_first=is_local_first(synchronizer, coded=coded),
             local=local_of(program, synchronizer),
         )
+        event = replace(event, product=pieces.product_of(program, event))
     return replace(event, engine=engine_of(program, event))
 
 
@@ -190,12 +198,14 @@ def _gradient_events(program: Program) -> Iterator[ReduceGradients]:
     for (synchronizer, *_), together in dense.items():
         finished = sorted(together, key=program.analysis.gradient_depth)
         products = factors.worth_gathering(program, synchronizer, finished)
-        multiplied = [(one, products[one.tensors[0]]) for one in finished if one.tensors[0] in products]
-        for part in flat_buffers.filled(multiplied, lambda one: one[1].nbytes, _bucket_bytes(synchronizer)):
-            yield reducing(program, [one for one, _ in part], synchronizer, products=[product for _, product in part])
+        by_marker = {one.tensors[0]: one for one in finished}
+        multiplied = {marker: products[marker] for marker in by_marker if marker in products}
+        for group in factors.together(multiplied, bucket_bytes(synchronizer)):
+            gathered = [by_marker[marker] for marker in group]
+            yield reducing(program, gathered, synchronizer, products=[multiplied[marker] for marker in group])
         others = [one for one in finished if one.tensors[0] not in products]
         size = partial(_wire_bytes, program, synchronizer)
-        for bucket in flat_buffers.filled(others, size, _bucket_bytes(synchronizer)):
+        for bucket in flat_buffers.filled(others, size, bucket_bytes(synchronizer)):
             yield reducing(program, bucket, synchronizer)
 
 
@@ -229,10 +239,6 @@ def _output_bytes(output: Output) -> int:
     return int(tf.TensorShape(output.shape).num_elements()) * tf.as_dtype(output.dtype).size
 
 
-def _bucket_bytes(synchronizer: AllReduceSynchronizer) -> int:
-    return synchronizer.bytes_per_pack or AUTOMATIC_PACK_BYTES
-
-
 def _require_reducible(
     program: Program, synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DType, *, is_sparse: bool
 ) -> None:
@@ -259,7 +265,7 @@ def _why_not_dense(program: Program, synchronizer: AllReduceSynchronizer, gradie
             "all_reduce_spec AUTO or RING"
         )
     size = _wire_bytes(program, synchronizer, gradient)
-    if synchronizer.spec != "HOROVOD" and size > _MOST_PIECES * _bucket_bytes(synchronizer):
+    if synchronizer.spec != "HOROVOD" and size > _MOST_PIECES * bucket_bytes(synchronizer):
         return (
             f"bytes_per_pack={synchronizer.bytes_per_pack} is too small for its "
             f"gradient, of which {size} bytes travel: it would be reduced in more than {_MOST_PIECES} pieces; give a "

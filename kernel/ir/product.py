@@ -1,5 +1,6 @@
-"""Gradients as products of two matrices whose rows are of examples: `Product`, and its factors."""
+"""Gradients as products of two matrices, whose rows are those of the batch: `Product`, and its factors."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import tensorflow as tf
@@ -7,7 +8,7 @@ import tensorflow as tf
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A matrix that a gradient is a product of: its rows are of examples, and each replica has some of them.
+    """A matrix that a gradient is a product of: each replica has rows of its own, most often those of its examples.
 
     Those that have the same source, width and type have the same rows.
 
@@ -46,7 +47,8 @@ class Product:
         """Those that there are."""
         return (self.right,) if self.left is None else (self.left, self.right)
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of a replica's factors for the first batch; 0: not known."""
-        return (self.rows or 0) * sum(one.width * one.dtype.size for one in self.factors)
+
+def factor_bytes(products: Iterable[Product]) -> int:
+    """The bytes of the distinct factors that a replica has for the first batch, as far as that is known."""
+    rows = {factor: product.rows or 0 for product in products for factor in product.factors}
+    return sum(count * factor.width * factor.dtype.size for factor, count in rows.items())

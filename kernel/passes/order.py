@@ -1,9 +1,12 @@
-"""Order: collectives are issued as the schedule lists them, on every worker."""
+"""Order: collectives are issued as the schedule lists them, on every worker; what they send is computed in time."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import ClassVar
 
 from autodist_py.kernel.ir.edits import Edits
+from autodist_py.kernel.ir.names import on_replica
 from autodist_py.kernel.program import Invariant, Program
 from autodist_py.kernel.runner import Contract
 
@@ -14,7 +17,8 @@ class Order:
 
     Ensures: each waits for those before it, but for one that may be under way with it (`Program.issue_order`). Those
         that workers find by name need no order, but are ops to run: TensorFlow might leave one out on one worker alone,
-        where nothing needs its result.
+        where nothing needs its result. Where two ops are ready together, and the schedule says which is computed first,
+        the other one waits for it; pieces of a gradient wait for one another.
 
     Example, on worker 0 of two: three gradients, each computed from the one before when that is combined.
 
@@ -35,6 +39,20 @@ class Order:
             for op in later.ops:
                 for dependency in earlier.ops:
                     edits.add_control(op, dependency)
+        for op, dependency in _computed_first(program):
+            edits.add_control(op, dependency)
         named = (op for one in collectives if one.by_name for op in one.ops)
         run_ops = (*program.run_ops, *named)
         return replace(ordered, graph=edits.apply(program.graph), run_ops=run_ops)
+
+
+def _computed_first(program: Program) -> Iterator[tuple[str, str]]:
+    """Ops of this worker's replicas, each with the one that it waits for."""
+    pieces, nodes = program.lowered.pieces, program.graph.nodes
+    for own in pieces.values():
+        yield from ((later, earlier) for earlier, later in pairwise(own))
+    for pair in program.schedule.computed_first:
+        for replica in range(program.num_local_replicas):
+            first, rival = (pieces.get(op, (op,)) for op in (on_replica(replica, one) for one in pair))
+            if first[-1] in nodes and rival[0] in nodes:
+                yield rival[0], first[-1]

@@ -1,7 +1,5 @@
 """Gradients whose factors are gathered: each step that of one device on the whole batch."""
 
-import os
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,63 +12,13 @@ from autodist_py.strategy_builders.all_reduce import AllReduce
 from tests.support.cluster_pool import SHAPES, THREE_WORKERS, TWO_WORKERS, UNEVEN_WORKERS, Cluster
 from tests.support.cluster_pool import same_on_all_workers as same
 from tests.support.fit_oracle import OPTIMIZERS, X, Y, compare, compiled, fitted, in_half_precision
-from tests.support.oracle import SINGLE, Parts, compare_function, compare_graph, settings
-from tests.support.oracle_programs import FUNCTION_FAMILIES, SIZES, batches, graph_program
-
-OWN_SIZES = [(3, 2, 4), (4, 1, 2), (0, 3, 1), (2, 2, 2), (1, 0, 2)]
-"""For each step the rows of each worker; some of them have none."""
-
-FACTORS = AllReduce(factors=True)
+from tests.support.products_oracle import FACTORS, OWN_SIZES, train, travelled
 
 on_all = pytest.mark.parametrize("cluster", SHAPES, ids=lambda s: s.name, indirect=True, scope="module")
 on_many_workers = pytest.mark.parametrize(
     "cluster", [TWO_WORKERS, UNEVEN_WORKERS, THREE_WORKERS], ids=lambda s: s.name, indirect=True, scope="module"
 )
 on_two_workers = pytest.mark.parametrize("cluster", [TWO_WORKERS], ids=lambda s: s.name, indirect=True, scope="module")
-
-
-def gathered(folder: str, run: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """What `run` returns, and of which variables factors were gathered meanwhile."""
-    own = Path(folder) / str(os.getpid())
-    with settings(dump_dir=own):
-        result = run()
-    planned = [path.read_text() for path in sorted(own.rglob("*-plan-communication.txt"))]
-    assert planned, "no program was compiled"
-    lines = [line for text in planned for line in text.splitlines() if "event GatherFactors[" in line]
-    names = [line.partition("gradients of ")[2].partition("; ")[0].partition(", with")[0] for line in lines]
-    return result, sorted({name for line in names for name in line.split(", ")})
-
-
-def train(
-    door: str,
-    folder: str,
-    *,
-    model: str = "dense",
-    optimizer: str = "sgd",
-    sizes: Sequence[int] = SIZES,
-    own_sizes: list[tuple[int, ...]] | None = None,
-    dtype: str = "float64",
-    reduction: str = "mean",
-    clip: bool = False,
-    builder: AllReduce = FACTORS,
-    **options: Any,
-) -> list[str]:
-    parts = None if own_sizes is None else Parts(own_sizes)
-    sizes = sizes if own_sizes is None else [sum(step) for step in own_sizes]
-    data = batches(model, sizes, dtype=dtype)
-    given: dict[str, Any] = {
-        "parts": parts,
-        "autodist": {"strategy_builder": builder, **options},
-        "tolerance": SINGLE if dtype == "float32" else 1e-9,
-    }
-    extra: dict[str, Any] = {"clip": clip, "reduction": reduction}
-    if door != "keras-3":
-        extra["dtype"] = dtype
-    if door == "graph":
-        return gathered(folder, lambda: compare_graph(graph_program(model, optimizer, **extra), data, **given))[1]
-    return gathered(
-        folder, lambda: compare_function(FUNCTION_FAMILIES[door](model, optimizer, **extra), data, **given)
-    )[1]
 
 
 @on_all
@@ -128,7 +76,7 @@ def fit(optimizer: str, batch_size: int, folder: str) -> list[str]:
     def trained() -> dict[str, Any]:
         return fitted(compiled(OPTIMIZERS[optimizer](), attentive), *data, batch_size=batch_size)
 
-    return gathered(folder, lambda: compare(trained, strategy_builder=FACTORS))[1]
+    return travelled(folder, lambda: compare(trained, strategy_builder=FACTORS))[1]
 
 
 @pytest.mark.parametrize("cluster", [TWO_WORKERS, UNEVEN_WORKERS], ids=lambda s: s.name, indirect=True, scope="module")
@@ -146,7 +94,7 @@ def half_precision(library: str, folder: str) -> list[str]:
         model.compile(module.optimizers.SGD(0.1), "sparse_categorical_crossentropy", jit_compile=False)
         return fitted(model, X.astype("float32"), Y, batch_size=8)
 
-    return gathered(folder, lambda: compare(trained, strategy_builder=FACTORS, tolerance=2e-3))[1]
+    return travelled(folder, lambda: compare(trained, strategy_builder=FACTORS, tolerance=2e-3))[1]
 
 
 @on_two_workers

@@ -1,0 +1,167 @@
+"""Large gradients in pieces, and what is computed first: which ops stand in the graph, and what waits for what."""
+
+import networkx as nx
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist_py.kernel.events import ReduceGradients
+from autodist_py.kernel.ir.names import on_replica, op_of
+from autodist_py.proto.strategy import Strategy, VariableStrategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer
+from tests.support import capture_steps, kernel_programs
+
+FEATURES, WIDE, OUT = 6, 8, 4
+SMALL = 2 * WIDE * 8
+"""The bytes of two rows of the wide layer's gradient."""
+
+
+def weight(*shape, name):
+    return tf.Variable(np.random.default_rng(1).normal(size=shape), name=name)
+
+
+def item_of(loss, variables):
+    """A step of gradient descent."""
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            value = loss(x)
+        for variable, gradient in zip(variables, tape.gradient(value, variables), strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return value
+
+    return capture_steps.capture(step, tf.ones([4, FEATURES], tf.float64)).item
+
+
+def network():
+    wide, out = weight(FEATURES, WIDE, name="wide"), weight(WIDE, OUT, name="out")
+    return item_of(lambda x: tf.reduce_mean(tf.tanh(tf.tanh(x @ wide) @ out) ** 2), [wide, out])
+
+
+def ordered(item, *where, **parameters):
+    """The program after all passes but the servers' own."""
+    synchronizer = AllReduceSynchronizer(**{"factors": False, "bytes_per_pack": SMALL, **parameters})
+    nodes = tuple(VariableStrategy(one.name, synchronizer) for one in item.trainable_variables)
+    topology = kernel_programs.topology(*(where or (1, 1)))
+    return kernel_programs.after("order", item, topology, Strategy(nodes, ("127.0.0.1:CPU:0",)))
+
+
+def in_pieces(program):
+    """The variables whose gradients are in pieces."""
+    events = program.schedule.of_kind(ReduceGradients)
+    return {event.variables for event in events if getattr(event, "product", None) is not None}
+
+
+def products(program, event):
+    """The ops of an event that multiply matrices."""
+    return [node for node in program.graph.of_type({"MatMul"}) if node.name.startswith(f"{event.scope}/")]
+
+
+# -- Pieces ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_pieces_of_a_gradient_are_products_of_their_own_and_each_a_collective(replicas):
+    program = ordered(network(), replicas, 1)
+    assert in_pieces(program) == {"wide", "out"}
+    for event in program.schedule.of_kind(ReduceGradients):
+        position = program.schedule.events.index(event)
+        made = [one for one in program.lowered.collectives if one.event == position]
+        count = {"wide": 3, "out": 2}[event.variables]
+        assert len(made) == count
+        assert len(products(program, event)) == count * replicas
+        assert sum(one.nbytes for one in made) == event.nbytes
+        raw = event.product.right.op
+        assert not program.graph.users([on_replica(0, raw)])[on_replica(0, raw)], "it is computed twice"
+
+
+def test_a_piece_is_computed_after_the_one_before_it():
+    program = ordered(network())
+    for event in program.schedule.of_kind(ReduceGradients):
+        for earlier, later in zip(products(program, event)[:-1], products(program, event)[1:], strict=True):
+            assert f"^{earlier.name}" in later.input
+
+
+@pytest.mark.parametrize(
+    ("where", "parameters"),
+    [
+        ((2,), {}),  # Nothing leaves the worker.
+        ((1, 1), {"bytes_per_pack": 0}),  # All are smaller than a buffer.
+        ((1, 1), {"spec": "HOROVOD"}),  # It sends them whole.
+        ((1, 1), {"compressor": "HorovodCompressor"}),
+    ],
+)
+def test_others_are_reduced_as_they_are(where, parameters):
+    item = network()
+    synchronizer = AllReduceSynchronizer(**{"factors": False, "bytes_per_pack": SMALL, **parameters})
+    nodes = tuple(VariableStrategy(one.name, synchronizer) for one in item.trainable_variables)
+    strategy = Strategy(nodes, ("127.0.0.1:CPU:0",))
+    events = kernel_programs.gradient_events(item, kernel_programs.topology(*where), strategy)
+    assert [getattr(event, "product", None) for event in events] == [None] * len(events)
+
+
+def test_no_gradient_is_computed_twice_where_the_step_reads_what_it_is_made_from():
+    kernel = weight(FEATURES, WIDE, name="kernel")
+
+    @tf.custom_gradient
+    def layer(x, kernel):
+        def back(dy):
+            product = tf.matmul(x, dy, transpose_a=True)
+            return dy @ tf.transpose(kernel) * tf.norm(product), tf.identity(product)
+
+        return x @ kernel, back
+
+    scale = weight(FEATURES, name="scale")
+    item = item_of(lambda x: tf.reduce_mean(layer(x * scale, kernel) ** 2), [kernel, scale])
+    assert in_pieces(ordered(item)) == set()
+
+
+# -- What is computed first --------------------------------------------------------------------------------------------
+
+
+def waits(program, op, other):
+    """Whether `op` waits for `other`."""
+    return nx.has_path(program.graph.digraph, other, op)
+
+
+def test_what_goes_on_in_back_propagation_waits_for_the_last_piece():
+    program = ordered(network(), 2, 1)
+    ((first, rival),) = program.schedule.computed_first
+    last = [event for event in program.schedule.of_kind(ReduceGradients) if event.variables == "out"]
+    assert last[0].product.right.op == first
+    for replica in range(2):
+        own = [one.name for one in products(program, last[0]) if waits(program, on_replica(replica, rival), one.name)]
+        assert len(own) == 2
+        assert first not in {op_of(name) for name in program.graph.nodes[on_replica(replica, rival)].input}
+
+
+def test_what_goes_on_waits_for_a_gradient_that_fills_half_of_a_buffer():
+    item = network()
+    half = ordered(item, bytes_per_pack=2 * WIDE * OUT * 8)
+    ((first, rival),) = half.schedule.computed_first
+    assert f"^{on_replica(0, first)}" in half.graph.nodes[on_replica(0, rival)].input
+    assert ordered(item, bytes_per_pack=4 * WIDE * OUT * 8).schedule.computed_first == ()
+    assert ordered(item, 2).schedule.computed_first == ()
+
+
+def test_what_a_gradient_is_made_from_does_not_wait_for_it():
+    kernel = weight(FEATURES, FEATURES, name="kernel")
+
+    @tf.custom_gradient
+    def layer(x, kernel):
+        def back(dy):
+            onward = tf.matmul(dy, kernel, transpose_b=True)
+            return onward, tf.matmul(onward, dy, transpose_a=True)
+
+        return x @ kernel, back
+
+    scale = weight(FEATURES, name="scale")
+    item = item_of(lambda x: tf.reduce_mean(layer(x * scale, kernel) ** 2), [kernel, scale])
+    program = ordered(item)
+    assert program.schedule.computed_first == ()
+    assert nx.is_directed_acyclic_graph(program.graph.digraph)
+
+
+def test_all_workers_compute_in_one_order():
+    item = network()
+    assert ordered(item, 2, 1).schedule == ordered(item, 2, 1).schedule

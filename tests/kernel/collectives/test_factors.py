@@ -1,9 +1,8 @@
-"""Factors: which gradients are products of rows, where their factors are gathered, and what becomes of them."""
+"""Factors: where those of gradients are gathered, together with which others, and what becomes of them."""
 
 import math
 from dataclasses import replace
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,136 +12,10 @@ from hypothesis import strategies as st
 from autodist_py.kernel.collectives import factors
 from autodist_py.kernel.collectives.collectives import Collectives
 from autodist_py.kernel.collectives.factors import Costs, chosen
-from autodist_py.kernel.events import AllReduceBucket, GatherFactors
+from autodist_py.kernel.events import AllReduceBucket
 from autodist_py.kernel.ir.product import Factor, Product
-from autodist_py.proto.errors import StrategyError
-from autodist_py.proto.strategy import Strategy, VariableStrategy
-from autodist_py.proto.synchronizers import AllReduceSynchronizer
 from tests.support import capture_steps, kernel_programs
-
-FEATURES, WIDE = 300, 400
-
-
-def weight(*shape, name):
-    return tf.Variable(np.random.default_rng(1).normal(size=shape), name=name)
-
-
-def stepping(loss, variables, *arguments):
-    """The item of one step of gradient descent."""
-
-    def step(*inputs):
-        with tf.GradientTape() as tape:
-            value = loss(*inputs)
-        for variable, gradient in zip(variables, tape.gradient(value, variables), strict=True):
-            variable.assign_sub(0.1 * gradient)
-        return value
-
-    return capture_steps.capture(step, *(arguments or (tf.ones([4, FEATURES], tf.float64),))).item
-
-
-def layer():
-    kernel, bias = weight(FEATURES, WIDE, name="kernel"), weight(WIDE, name="bias")
-    return stepping(lambda x: tf.reduce_mean((x @ kernel + bias) ** 2), [kernel, bias])
-
-
-def planned(item, where=(1, 1), **parameters):
-    options = {key: parameters.pop(key) for key in ("examples", "bandwidth", "batch") if key in parameters}
-    synchronizer = AllReduceSynchronizer(**parameters)
-    nodes = tuple(VariableStrategy(one.name, synchronizer) for one in item.trainable_variables)
-    strategy = Strategy(nodes, ("127.0.0.1:CPU:0",))
-    return kernel_programs.gradient_events(item, kernel_programs.topology(*where), strategy, **options)
-
-
-def gathered(item, where=(1, 1), **parameters):
-    """The variables of which factors are gathered."""
-    events = [event for event in planned(item, where, **parameters) if isinstance(event, GatherFactors)]
-    return {gradient.variable for event in events for gradient in event.gradients}
-
-
-# -- What is a product -------------------------------------------------------------------------------------------------
-
-
-def test_the_gradients_of_a_layer_are_a_product_and_the_sum_of_one_factors_rows():
-    (event,) = planned(layer(), factors=True)
-    assert {(one.width, one.is_weighted) for one in event.factors} == {(FEATURES, False), (WIDE, True)}
-    assert [output.tensor for output in event.outputs] == ["Identity:0"]
-
-
-def test_layers_of_one_input_share_its_factor():
-    weights = [weight(FEATURES, WIDE, name=name) for name in "qkv"]
-
-    def loss(x):
-        query, key, value = (tf.tensordot(x, one, 1) for one in weights)
-        return tf.reduce_mean(query * key + value**2)
-
-    item = stepping(loss, weights, tf.ones([4, 2, FEATURES], tf.float64))
-    (event,) = planned(item, factors=True)
-    assert [one.width for one in event.factors].count(FEATURES) == 1
-    assert len(event.factors) == 4
-
-
-def test_products_of_matrices_that_are_added_up_are_products_of_all_their_rows():
-    layer = keras.layers.EinsumDense("abc,cde->abde", output_shape=(None, 4, 5), bias_axes="de", dtype="float64")
-    x = tf.ones([4, 2, 6], tf.float64)
-    layer.build(x.shape)
-    variables = [variable.value for variable in layer.trainable_variables]
-    item = stepping(lambda x: tf.reduce_mean(layer(x) ** 2), variables, x)
-    (event,) = planned(item, factors=True, examples=8)
-    assert event.variables == "einsum_dense/bias, einsum_dense/kernel"
-    assert [product.rows for product in event.products] == [8, 8]
-
-
-def transposed(w, x):
-    return tf.matmul(x, w, transpose_b=True)
-
-
-def twice(w, x):
-    return tf.matmul(x @ w, w, transpose_b=True)
-
-
-def of_columns(w, x):
-    return tf.matmul(w, x, transpose_a=True, transpose_b=True)
-
-
-def by_element(w, x):
-    return x * w[0]
-
-
-@pytest.mark.parametrize(
-    ("shape", "product", "why"),
-    [
-        ((WIDE, FEATURES), transposed, None),
-        ((FEATURES, WIDE), twice, "AddN"),
-        ((FEATURES, WIDE), of_columns, "MatMul"),
-        ((1, FEATURES), by_element, "StridedSliceGrad"),
-    ],
-)
-def test_factors_are_asked_for_where_no_gradient_has_any(shape, product, why):
-    w = weight(*shape, name="w")
-    item = stepping(lambda x: tf.reduce_mean(product(w, x) ** 2), [w])
-    if why is None:
-        assert gathered(item, factors=True) == {"w"}
-        return
-    with pytest.raises(StrategyError, match=rf"no gradient here is one of rows: 'w': '.*' \({why}\) makes it\. Leave"):
-        planned(item, factors=True)
-
-
-@pytest.mark.parametrize("compressor", ["HorovodCompressor", "TopKCompressor(ratio=0.1)"])
-def test_what_is_coded_is_not_gathered_by_factors(compressor):
-    with pytest.raises(StrategyError, match=r"'kernel': .*Compressor codes it; 'bias': "):
-        planned(layer(), compressor=compressor, factors=True)
-    assert gathered(layer(), compressor=compressor, examples=8) == set()
-
-
-def test_a_sum_along_other_axes_is_no_sum_of_rows():
-    """Its variable is as long as the batch has rows, and as a row is."""
-    size = 8
-    kernel, scale = weight(size, size, name="kernel"), weight(size, name="scale")
-    x = tf.constant(np.random.default_rng(2).normal(size=[size, size]))
-    y = tf.ones([4, 1, 1], tf.float64)
-    item = stepping(lambda y: tf.reduce_mean((x @ kernel + tf.reshape(scale, [size, 1])) ** 2 * y), [kernel, scale], y)
-    assert gathered(item, factors=True) == {"kernel"}
-
+from tests.support.dense_layers import FEATURES, WIDE, gathered, layer, planned, stepping, weight
 
 # -- Where they are worth it -------------------------------------------------------------------------------------------
 
@@ -159,6 +32,8 @@ def test_a_sum_along_other_axes_is_no_sum_of_rows():
         (False, {"examples": 8, "where": (2,)}),  # Nothing leaves the worker.
         (True, {"examples": 8, "where": (2,), "factors": True}),
         (True, {"examples": 100, "where": (1, 1), "bandwidth": 1e9}),
+        (True, {"examples": 200, "bandwidth": 1e9}),
+        (False, {"examples": 200, "bandwidth": None}),
         (False, {"examples": 100, "where": (1,) * 8, "batch": "local", "bandwidth": 1e9}),
     ],
 )
@@ -244,6 +119,48 @@ def test_one_that_loses_little_goes_along_where_nothing_else_needs_a_message():
     assert math.isclose(costs.gains(products)["small"], -4.2e-4, rel_tol=0.2)
     assert chosen(products, costs, is_all=True).keys() == products.keys()
     assert chosen(products, costs, is_all=False).keys() == {"large"}
+
+
+# -- Together ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("examples", [8, 256])
+def test_gradients_that_share_a_factor_are_gathered_together_however_large_it_is(examples):
+    size = 1024
+    weights = [weight(size, size, name=name) for name in "qkv"]
+    bias = weight(size, name="bias")
+
+    def loss(x):
+        query, key, value = (x @ one for one in weights)
+        return tf.reduce_mean(query * key + (value + bias) ** 2)
+
+    item = stepping(loss, [*weights, bias], tf.ones([4, size], tf.float64))
+    (event,) = planned(item, factors=True, examples=examples)
+    assert len(event.gradients) == 4
+    assert len(event.factors) == 4
+
+
+def test_others_are_gathered_in_events_of_their_own_where_they_are_large():
+    size, count = 512, 4
+    weights = [weight(size, size, name=f"layer_{index}") for index in range(count)]
+
+    def loss(x):
+        for one in weights:
+            x = tf.tanh(x @ one)
+        return tf.reduce_mean(x**2)
+
+    item = stepping(loss, weights, tf.ones([4, size], tf.float64))
+    events = planned(item, factors=True, examples=512, bytes_per_pack=4 * 256 * size * 8)
+    assert [len(event.gradients) for event in events] == [2, 2]
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32])
+def test_the_sum_of_many_rows_does_not_come_to_a_halt(dtype):
+    rows = tf.ones([6000, 2], dtype)
+    factor = Factor("", 2, dtype, True, "", "", 0)
+    total = factors._total(Product(None, factor, 6000), {factor: rows})
+    assert total.dtype == dtype
+    np.testing.assert_allclose(tf.cast(total, tf.float32), 6000, rtol=1e-2)
 
 
 # -- What becomes of them ----------------------------------------------------------------------------------------------

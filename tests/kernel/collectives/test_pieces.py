@@ -1,7 +1,6 @@
 """Large gradients in pieces, and what is computed first: which ops stand in the graph, and what waits for what."""
 
 import networkx as nx
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -9,28 +8,16 @@ from autodist_py.kernel.events import ReduceGradients
 from autodist_py.kernel.ir.names import on_replica, op_of
 from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer
-from tests.support import capture_steps, kernel_programs
+from tests.support import kernel_programs
+from tests.support.dense_layers import stepping, weight
 
 FEATURES, WIDE, OUT = 6, 8, 4
 SMALL = 2 * WIDE * 8
 """The bytes of two rows of the wide layer's gradient."""
 
 
-def weight(*shape, name):
-    return tf.Variable(np.random.default_rng(1).normal(size=shape), name=name)
-
-
 def item_of(loss, variables):
-    """A step of gradient descent."""
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            value = loss(x)
-        for variable, gradient in zip(variables, tape.gradient(value, variables), strict=True):
-            variable.assign_sub(0.1 * gradient)
-        return value
-
-    return capture_steps.capture(step, tf.ones([4, FEATURES], tf.float64)).item
+    return stepping(loss, variables, tf.ones([4, FEATURES], tf.float64))
 
 
 def network():

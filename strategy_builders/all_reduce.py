@@ -44,8 +44,9 @@ class AllReduce:
             so that none gets more than one at a time; "nccl" is NCCL's all-reduce, between GPUs.
         factors: whether the factors of a gradient are gathered, and multiplied by each worker, where it is a product of
             matrices whose rows are of examples, as a dense layer's is (Xie et al., UAI 2016; docs/performance.md). It
-            is the same sum. None: where that takes less time, by the first batch, the shapes and the slowest link. True
-            is refused where no gradient is such a product, and with a compressor, which codes the gradient itself.
+            is the same sum. None: where that takes less time, by the first batch, the shapes and the slowest link. With
+            several replicas, True is refused where no gradient is such a product, and with a compressor, which codes
+            the gradient itself.
 
     Raises:
         StrategyError: a parameter is out of its range.

@@ -140,6 +140,7 @@ def _schedule(program: Program) -> Iterator[str]:
     yield from format_schedule(program.schedule).splitlines()
     yield from (f"held {name} by worker {rank}" for name, rank in program.held.items())
     yield f"refreshed {_names(sorted(program.refreshed))}"
+    yield from (f"first {first}, then {rival}" for first, rival in program.schedule.computed_first)
 
 
 def _server(one: ServerProgram, *, unfolded: bool) -> Iterator[str]:
@@ -195,6 +196,7 @@ FIELDS: Mapping[str, Callable[[Program], Iterable[str]]] = {
         f"collective of event {one.event}, {one.nbytes} bytes{', by name' if one.by_name else ''}: {_names(one.ops)}"
         for one in program.lowered.collectives
     ),
+    "lowered.pieces": lambda program: (f"pieces of {op}: {_names(own)}" for op, own in program.lowered.pieces.items()),
     "lowered.channels": lambda program: (
         f"channel {one.name} of server {one.server}{', counts' if one.counts else ''}: "
         f"sent {_layout(one.sent)} | answered {_layout(one.answered)}"

@@ -27,9 +27,8 @@ from autodist_py.kernel.analysis.replica_weights import (
 )
 from autodist_py.kernel.analysis.row_access import adds_rows_up
 from autodist_py.kernel.collectives import factors, pieces, sparse_as_dense
-from autodist_py.kernel.collectives.collectives import ENGINES, Collectives
+from autodist_py.kernel.collectives.collectives import ENGINES, Collectives, bucket_bytes
 from autodist_py.kernel.collectives.local import LOCAL_REDUCTIONS, copied
-from autodist_py.kernel.collectives.members import bucket_bytes
 from autodist_py.kernel.compressors.codec import Wire
 from autodist_py.kernel.compressors.coding import Coding
 from autodist_py.kernel.compressors.rounding import rounded, travelling

@@ -20,6 +20,7 @@ from autodist_py.kernel.ir.bitcast import from_int32, to_int32
 from autodist_py.kernel.ir.tf_adapter import Group, all_gather, all_reduce, broadcast_receive, broadcast_send
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.topology import Topology, is_gpu
+from autodist_py.proto.synchronizers import AllReduceSynchronizer
 
 RING, NCCL = "ring", "nccl"
 """The engines of TensorFlow's collectives, as it names them; NCCL's reduces on GPUs, and does nothing else here."""
@@ -38,6 +39,15 @@ CARRIED_BY_HOROVOD = REDUCIBLE - {tf.bfloat16}
 
 ENGINES = {"RING": RING, "NCCL": NCCL, "HOROVOD": HOROVOD}
 """The engines, by what an event calls them."""
+
+
+_AUTOMATIC_PACK_BYTES = 2 << 20
+"""The size of buffers where none is given: benchmarks/collectives.py, docs/performance.md."""
+
+
+def bucket_bytes(synchronizer: AllReduceSynchronizer) -> int:
+    """How many bytes a buffer has at most, and a piece of a gradient that is larger."""
+    return synchronizer.bytes_per_pack or _AUTOMATIC_PACK_BYTES
 
 
 def _lengths(in_octave: int) -> tuple[int, ...]:

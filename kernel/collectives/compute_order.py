@@ -12,7 +12,7 @@ import networkx as nx
 import tensorflow as tf
 
 from autodist_py.kernel.analysis.replica_weights import dense_bytes
-from autodist_py.kernel.collectives.members import bucket_bytes
+from autodist_py.kernel.collectives.collectives import bucket_bytes
 from autodist_py.kernel.events import LOCAL, AllReduceBucket, Event, Exchange, ServerPlans
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import op_of

@@ -15,9 +15,8 @@ import tensorflow as tf
 from autodist_py.kernel.analysis.outputs import output_reduction
 from autodist_py.kernel.analysis.replica_weights import dense_bytes, gradient_shapes, summed_as
 from autodist_py.kernel.collectives import factors, pieces, sparse_as_dense
-from autodist_py.kernel.collectives.collectives import CARRIED_BY_HOROVOD, REDUCIBLE
+from autodist_py.kernel.collectives.collectives import CARRIED_BY_HOROVOD, REDUCIBLE, bucket_bytes
 from autodist_py.kernel.collectives.members import (
-    bucket_bytes,
     engine_of,
     is_coded,
     is_local_first,

@@ -10,14 +10,6 @@ from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient
 from autodist_py.proto.synchronizers import LOCAL_FIRST, AllReduceSynchronizer
 
-_AUTOMATIC_PACK_BYTES = 2 << 20
-"""The size of buffers where none is given: benchmarks/collectives.py, docs/performance.md."""
-
-
-def bucket_bytes(synchronizer: AllReduceSynchronizer) -> int:
-    """How many bytes a buffer has at most, and a piece of a gradient that is larger."""
-    return synchronizer.bytes_per_pack or _AUTOMATIC_PACK_BYTES
-
 
 def is_coded(program: Program, gradients: Iterable[Gradient]) -> bool:
     """Whether gradients that travel together are coded: if one of them is."""

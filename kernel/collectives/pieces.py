@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from autodist_py.kernel.analysis.products import products_of
 from autodist_py.kernel.analysis.replica_weights import dense_bytes
-from autodist_py.kernel.collectives.collectives import Collectives
-from autodist_py.kernel.collectives.members import bucket_bytes
+from autodist_py.kernel.collectives.collectives import Collectives, bucket_bytes
 from autodist_py.kernel.events import AllReduceBucket
 from autodist_py.kernel.ir.names import on_replica, op_of
 from autodist_py.kernel.ir.product import Product

@@ -16,6 +16,7 @@ from autodist_py.kernel.verify import verify
 from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer, PSSynchronizer
 from tests.support import kernel_programs
+from tests.support.dense_layers import two_layers
 from tests.support.golden_cases import CASES, SERVERS
 from tests.support.program_parser import TextError, parse_program
 
@@ -36,6 +37,7 @@ PROGRAMS = {
         kernel_programs.topology(1, 1),
         [AllReduceSynchronizer(sparse_as_dense=True)],
     ),
+    "pieces": (two_layers, kernel_programs.topology(2, 1), [AllReduceSynchronizer(bytes_per_pack=64)]),
     "compressed": (
         kernel_programs.linear_regression,
         kernel_programs.topology(1, 1),

@@ -39,6 +39,13 @@ def layer() -> GraphItem:
     return stepping(lambda x: tf.reduce_mean((x @ kernel + bias) ** 2), [kernel, bias])
 
 
+def two_layers(features: int = 6, wide: int = 8, out: int = 4) -> GraphItem:
+    """A step of two dense layers, `wide` and `out`."""
+    first, second = weight(features, wide, name="wide"), weight(wide, out, name="out")
+    x = tf.ones([4, features], tf.float64)
+    return stepping(lambda x: tf.reduce_mean(tf.tanh(tf.tanh(x @ first) @ second) ** 2), [first, second], x)
+
+
 def planned(item: GraphItem, where: Sequence[int] = (1, 1), **parameters: Any) -> list[Any]:
     """The events that combine its gradients; `parameters` are of the synchronizer, or options of the program."""
     options = {key: parameters.pop(key) for key in ("examples", "bandwidth", "batch") if key in parameters}

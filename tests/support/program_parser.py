@@ -98,6 +98,8 @@ def parse_program(text: str, captured: GraphItem | None = None) -> Program:
         program = replace(program, schedule=schedule(before))
     if str(program.schedule).splitlines() != read.of("event"):
         raise TextError(f"other events are planned: {program.schedule}")
+    if [f"{first}, then {rival}" for first, rival in program.schedule.computed_first] != read.of("first"):
+        raise TextError(f"others are computed first: {program.schedule.computed_first}")
     return replace(program, lowered=_lowered(read, program.schedule))
 
 
@@ -281,6 +283,7 @@ def _lowered(read: _Read, planned: Schedule) -> Lowered:
     (key,) = (line.removeprefix("instance key ") for line in read.of("next"))
     return Lowered(
         collectives=tuple(_collective(line, planned) for line in read.of("collective")),
+        pieces=dict(_pieces(line) for line in read.of("pieces")),
         next_instance_key=int(key),
         compressor_states=tuple(map(_state, read.of("state"))),
         channels=tuple(channels.values()),
@@ -294,6 +297,11 @@ def _collective(line: str, planned: Schedule) -> Collective:
         raise TextError(f"no collective: {line}")
     event, nbytes = int(match[1]), None if match[2] == "None" else int(match[2])
     return Collective(tuple(_names(match[4])), event, planned.events[event].what, nbytes, bool(match[3]))
+
+
+def _pieces(line: str) -> tuple[str, tuple[str, ...]]:
+    op, _, own = line.removeprefix("of ").partition(": ")
+    return op, tuple(_names(own))
 
 
 def _state(line: str) -> CompressorState:

@@ -9,7 +9,7 @@ from autodist_py.kernel.ir.names import on_replica, op_of
 from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer
 from tests.support import kernel_programs
-from tests.support.dense_layers import stepping, weight
+from tests.support.dense_layers import stepping, two_layers, weight
 
 FEATURES, WIDE, OUT = 6, 8, 4
 SMALL = 2 * WIDE * 8
@@ -18,11 +18,6 @@ SMALL = 2 * WIDE * 8
 
 def item_of(loss, variables):
     return stepping(loss, variables, tf.ones([4, FEATURES], tf.float64))
-
-
-def network():
-    wide, out = weight(FEATURES, WIDE, name="wide"), weight(WIDE, OUT, name="out")
-    return item_of(lambda x: tf.reduce_mean(tf.tanh(tf.tanh(x @ wide) @ out) ** 2), [wide, out])
 
 
 def ordered(item, *where, **parameters):
@@ -49,7 +44,7 @@ def products(program, event):
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_pieces_of_a_gradient_are_products_of_their_own_and_each_a_collective(replicas):
-    program = ordered(network(), replicas, 1)
+    program = ordered(two_layers(FEATURES, WIDE, OUT), replicas, 1)
     assert in_pieces(program) == {"wide", "out"}
     for event in program.schedule.of_kind(ReduceGradients):
         position = program.schedule.events.index(event)
@@ -63,7 +58,7 @@ def test_pieces_of_a_gradient_are_products_of_their_own_and_each_a_collective(re
 
 
 def test_a_piece_is_computed_after_the_one_before_it():
-    program = ordered(network())
+    program = ordered(two_layers(FEATURES, WIDE, OUT))
     for event in program.schedule.of_kind(ReduceGradients):
         for earlier, later in zip(products(program, event)[:-1], products(program, event)[1:], strict=True):
             assert f"^{earlier.name}" in later.input
@@ -79,7 +74,7 @@ def test_a_piece_is_computed_after_the_one_before_it():
     ],
 )
 def test_others_are_reduced_as_they_are(where, parameters):
-    item = network()
+    item = two_layers(FEATURES, WIDE, OUT)
     synchronizer = AllReduceSynchronizer(**{"factors": False, "bytes_per_pack": SMALL, **parameters})
     nodes = tuple(VariableStrategy(one.name, synchronizer) for one in item.trainable_variables)
     strategy = Strategy(nodes, ("127.0.0.1:CPU:0",))
@@ -112,7 +107,7 @@ def waits(program, op, other):
 
 
 def test_what_goes_on_in_back_propagation_waits_for_the_last_piece():
-    program = ordered(network(), 2, 1)
+    program = ordered(two_layers(FEATURES, WIDE, OUT), 2, 1)
     ((first, rival),) = program.schedule.computed_first
     last = [event for event in program.schedule.of_kind(ReduceGradients) if event.variables == "out"]
     assert last[0].product.right.op == first
@@ -123,7 +118,7 @@ def test_what_goes_on_in_back_propagation_waits_for_the_last_piece():
 
 
 def test_what_goes_on_waits_for_a_gradient_that_fills_half_of_a_buffer():
-    item = network()
+    item = two_layers(FEATURES, WIDE, OUT)
     half = ordered(item, bytes_per_pack=2 * WIDE * OUT * 8)
     ((first, rival),) = half.schedule.computed_first
     assert f"^{on_replica(0, first)}" in half.graph.nodes[on_replica(0, rival)].input
@@ -150,5 +145,5 @@ def test_what_a_gradient_is_made_from_does_not_wait_for_it():
 
 
 def test_all_workers_compute_in_one_order():
-    item = network()
+    item = two_layers(FEATURES, WIDE, OUT)
     assert ordered(item, 2, 1).schedule == ordered(item, 2, 1).schedule

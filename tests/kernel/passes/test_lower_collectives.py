@@ -412,8 +412,8 @@ NO_COPY = {"Const", "Reshape", "Cast", "DivNoNan"}
         (0, (1, 1), {"ConcatV2": 1, "MulNoNan": 1, "CollectiveReduceV2": 1, "SplitV": 1}),
         # A buffer each: nothing is laid together, and nothing taken apart.
         (1 << 7, (1, 1), {"MulNoNan": 3, "CollectiveReduceV2": 3}),
-        # Each in two pieces, which are parts of the gradient before, and are joined afterwards.
-        (1 << 6, (1, 1), {"MulNoNan": 3, "SplitV": 3, "CollectiveReduceV2": 6, "ConcatV2": 3}),
+        # Each in two pieces, which are computed apart, and are joined afterwards.
+        (1 << 6, (1, 1), {"StridedSlice": 6, "MatMul": 6, "MulNoNan": 6, "CollectiveReduceV2": 6, "ConcatV2": 3}),
         # Two replicas on a worker are added up once, and the second is given a copy on its device.
         (
             0,

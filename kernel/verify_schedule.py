@@ -31,7 +31,6 @@ from autodist_py.kernel.ir.tf_adapter import argument_names
 from autodist_py.kernel.program import Program
 from autodist_py.proto.errors import InvalidGraphError
 
-_SUMS = frozenset({"CollectiveReduceV2", "HorovodAllreduce"})
 _FROM_FIRST = {"CollectiveBcastSendV2": True, "CollectiveBcastRecvV2": False}
 
 
@@ -82,9 +81,8 @@ def _require_as_planned(program: Program, event: Event, one: Collective) -> None
     for op in one.ops:
         node = program.graph.nodes[op]
         engine = "HOROVOD" if node.op == "HorovodAllreduce" else node.attr["communication_hint"].s.decode().upper()
-        planned = event.engine if node.op in _SUMS else "RING"
-        if engine != planned:
-            raise InvalidGraphError(f"collective '{op}' goes by {engine}, and its event by {planned}: {event}")
+        if engine != event.engine:
+            raise InvalidGraphError(f"collective '{op}' goes by {engine}, and its event by {event.engine}: {event}")
         if node.op != "HorovodAllreduce" and (size := _argument(program, node, "group_size")) != event.members:
             raise InvalidGraphError(f"collective '{op}' has {size} members, and its event {event.members}: {event}")
         is_first = topology.worker == topology.workers[0]

@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from tests.support.cluster_pool import (
@@ -15,6 +17,7 @@ from tests.support.cluster_pool import (
 )
 from tests.support.cluster_pool import same_on_all_workers as same
 from tests.support.fit_oracle import X, Y, compare, fitted, in_half_precision
+from tests.support.oracle import Training, compare_function
 from tests.support.products_oracle import OWN_SIZES, PIECES, train, travelled
 
 on_many_workers = pytest.mark.parametrize(
@@ -59,3 +62,37 @@ def half_precision(folder: str) -> list[str]:
 @on_two_workers
 def test_mixed_precision_with_a_loss_scale(cluster: Cluster, tmp_path: Path) -> None:
     assert same(cluster.run(half_precision, folder=str(tmp_path)))
+
+
+# -- Of a size that no worker gathers ---------------------------------------------------------------------------------
+
+WIDE = tuple((rows,) for rows in np.random.default_rng(7).normal(size=(3, 8, 600)))
+"""Three batches."""
+
+
+def large(seed: int) -> Training:
+    """A step whose gradients are larger than what is gathered: one in pieces, one larger than a buffer, a small one."""
+    random = np.random.default_rng(seed)
+    kernel, other, bias = (tf.Variable(random.normal(size=shape)) for shape in ([600, 500], [500, 600], [600]))
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.tanh(x @ kernel / 25) @ tf.tanh(other) + bias) ** 2)
+        variables = [kernel, other, bias]
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    return Training(step, lambda: {"kernel": kernel, "other": other, "bias": bias})
+
+
+def train_large(folder: str, spec: str) -> list[str]:
+    builder = AllReduce(all_reduce_spec=spec, factors=False)
+    return travelled(folder, lambda: compare_function(large, WIDE, autodist={"strategy_builder": builder}), builder)[1]
+
+
+@on_many_workers
+@pytest.mark.parametrize("spec", ["AUTO", "RING"])
+def test_large_gradients_go_by_rings(cluster: Cluster, spec: str, tmp_path: Path) -> None:
+    (name,) = same(cluster.run(train_large, spec=spec, folder=str(tmp_path)))
+    assert name.startswith("Variable")

@@ -94,7 +94,7 @@ def test_other_collectives_of_the_same_schedule_are_named_before_anyone_waits() 
 
     first, other = of(tf.float64), of(tf.int64)
     assert str(first.schedule) == str(other.schedule)
-    with pytest.raises(AutoDistError, match=r"CollectiveReduceV2 of float64.* where the other has .*of int64"):
+    with pytest.raises(AutoDistError, match=r"CollectiveGatherV2 of float64.* where the other has .*of int64"):
         require_same_schedule({0: lowered_text(first).encode(), 1: lowered_text(other).encode()})
 
 

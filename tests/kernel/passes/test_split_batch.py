@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autodist_py.kernel.ir.names import on_replica
+from autodist_py.kernel.ir.names import on_replica, op_of
 from autodist_py.proto.graph_item import GraphItem, Input
 from tests.support import kernel_programs
 
@@ -91,8 +91,8 @@ def test_a_local_batch_is_split_among_this_workers_replicas_and_counted_over_all
     (one,) = program.lowered.collectives
     assert one.what == "number of examples"
     (collective,) = (kernel_programs.node(program.graph, name) for name in one.ops)
-    assert collective.op == "CollectiveReduceV2"
-    assert program.replication.batch.total.startswith(collective.name)
+    assert collective.op == "CollectiveGatherV2"
+    assert collective.name in program.graph.ancestors([op_of(program.replication.batch.total)])
 
 
 def test_a_global_batch_needs_no_collective():

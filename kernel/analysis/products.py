@@ -28,12 +28,11 @@ def products_of(program: Program, gradients: Iterable[Gradient]) -> tuple[dict[s
     view, asked = _View.of(program), list(gradients)
     makers = {gradient.tensors[0]: view.maker(gradient.tensors[0]) for gradient in asked}
     reasons = {marker: f"'{node.name}' ({node.op}) makes it" for marker, node in makers.items()}
-    reasons |= {marker: f"it waits for '{op}'" for marker in makers if (op := view.awaited(marker))}
-    multiplied = {
-        marker: of
-        for marker, node in makers.items()
-        if not view.awaited(marker) and (of := _product_of_rows(view, node)) is not None
-    }
+    for marker in [*makers]:
+        if op := view.awaited(marker):
+            reasons[marker] = f"it waits for '{op}'"
+            del makers[marker]
+    multiplied = {marker: of for marker, node in makers.items() if (of := _product_of_rows(view, node)) is not None}
     shapes = replica_shapes(program, {read for node in multiplied.values() for read in node.input[:2]})
     found: dict[str, Product] = {}
     for gradient in asked:
@@ -46,7 +45,7 @@ def products_of(program: Program, gradients: Iterable[Gradient]) -> tuple[dict[s
             found[marker] = product
         else:
             reasons[marker] = "its factors have not the same rows, or sizes that are not known"
-    sums = [gradient for gradient in asked if not view.awaited(gradient.tensors[0])]
+    sums = [gradient for gradient in asked if gradient.tensors[0] in makers]
     found |= dict(_sums(program, view, sums, makers, list(found.values())))
     return found, {marker: why for marker, why in reasons.items() if marker not in found}
 

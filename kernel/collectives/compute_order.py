@@ -38,7 +38,7 @@ def computed_first(program: Program, events: Sequence[Event], plans: ServerPlans
         plans: how the step is divided between workers and servers.
     """
     view = program.analysis.captured
-    rivals = {maker: _rivals(view, maker) for maker in _makers(program, events)}
+    rivals = {maker: _rivals(program, maker) for maker in _makers(program, events)}
     if not any(rivals.values()):
         return ()
     graph = _waits(view, events)
@@ -71,10 +71,12 @@ def _makers(program: Program, events: Sequence[Event]) -> Iterator[str]:
                 yield node.name
 
 
-def _rivals(view: GraphView, maker: str) -> list[str]:
-    """The other products of what `maker` multiplies."""
+def _rivals(program: Program, maker: str) -> list[str]:
+    """The other products of what `maker` waits for: the later one of its factors."""
+    view = program.analysis.captured
     factors = [op_of(name) for name in view.nodes[maker].input if not name.startswith("^")]
-    return [one for one in view.dataflow_consumers(factors) if one != maker and _is_product(view, view.nodes[one])]
+    readers = view.dataflow_consumers([max(factors, key=program.analysis.depth.__getitem__)])
+    return [one for one in readers if one != maker and _is_product(view, view.nodes[one])]
 
 
 def _is_product(view: GraphView, node: tf.compat.v1.NodeDef) -> bool:

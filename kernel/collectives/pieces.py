@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from autodist_py.kernel.analysis.products import products_of
-from autodist_py.kernel.analysis.replica_weights import dense_bytes
+from autodist_py.kernel.analysis.replica_weights import dense_bytes, summed_as
 from autodist_py.kernel.collectives.collectives import Collectives, bucket_bytes
 from autodist_py.kernel.events import AllReduceBucket
 from autodist_py.kernel.ir.names import on_replica, op_of
@@ -55,8 +55,8 @@ def computed(
         collectives: notes which ops compute the pieces.
     """
     left, right = product.factors
-    width = right.width * event.dtype.size
-    count = -(-left.width * width // bucket_bytes(event.synchronizer))
+    row_bytes = right.width * summed_as(event.dtype).size
+    count = -(-left.width * row_bytes // bucket_bytes(event.synchronizer))
     size = -(-left.width // count)
     made: list[list[str]] = [[] for _ in devices]
     factors = []

@@ -1,4 +1,4 @@
-"""Order: collectives are issued as the schedule lists them, on every worker; what they send is computed in time."""
+"""Order: collectives are issued as the schedule lists them, on every worker, and what is large is computed first."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -131,7 +131,8 @@ def lowered_text(program: CompiledProgram) -> str:
     """What all workers must agree on: the schedule, and what it was lowered to, which depends on the graph, too."""
     lowered = [(one, sorted({_carried(program.graph.nodes[op]) for op in one.ops})) for one in program.collectives]
     lines = [f"{one.what}: {', '.join(carried)}" for one, carried in lowered]
-    return "\n".join([*map(str, program.schedule.events), *lines])
+    first = (f"'{one}' is computed before '{other}'" for one, other in program.schedule.computed_first)
+    return "\n".join([*map(str, program.schedule.events), *lines, *first])
 
 
 def _carried(collective: tf.compat.v1.NodeDef) -> str:

@@ -18,6 +18,8 @@ def most_replicas(program: Program) -> int:
 
 def replica_shapes(program: Program, tensors: Collection[str]) -> dict[str, tf.TensorShape]:
     """The shapes of tensors of the captured graph on a replica for the first batch, as far as they are inferred."""
+    if not tensors:
+        return {}
     view, examples = program.analysis.captured, _examples_of_a_replica(program)
     inputs = {op_of(tensor.name) for tensor in batched_tensors(program.item, view)}
     graph = tf.compat.v1.GraphDef(versions=view.versions)

@@ -28,10 +28,15 @@ def products_of(program: Program, gradients: Iterable[Gradient]) -> tuple[dict[s
     view, asked = _View.of(program), list(gradients)
     makers = {gradient.tensors[0]: view.maker(gradient.tensors[0]) for gradient in asked}
     reasons = {marker: f"'{node.name}' ({node.op}) makes it" for marker, node in makers.items()}
-    for marker in [*makers]:
+    for gradient in asked:
+        marker = gradient.tensors[0]
         if op := view.awaited(marker):
             reasons[marker] = f"it waits for '{op}'"
-            del makers[marker]
+        elif view.is_rounded(marker, tf.as_dtype(program.item.variable(gradient.variable).dtype)):
+            reasons[marker] = "it is cast to a third type on the way"
+        else:
+            continue
+        del makers[marker]
     multiplied = {marker: of for marker, node in makers.items() if (of := _product_of_rows(view, node)) is not None}
     shapes = replica_shapes(program, {read for node in multiplied.values() for read in node.input[:2]})
     found: dict[str, Product] = {}
@@ -83,8 +88,18 @@ class _View:
 
     def awaited(self, marker: str) -> str:
         """An op that the raw gradient waits for, whatever it is computed from; "": none."""
-        waits = (name for node in self._behind(marker) for name in node.input if name.startswith("^"))
+        nodes = list(self._behind(marker))
+        if nodes[-1].op == "Sum":
+            nodes += [one for one in [self.graph.nodes[op_of(nodes[-1].input[0])]] if one.op == "BatchMatMulV2"]
+        waits = (name for node in nodes for name in node.input if name.startswith("^"))
         return next((op_of(name) for name in waits), "")
+
+    def is_rounded(self, marker: str, dtype: tf.DType) -> bool:
+        """Whether the raw gradient, of that type, is cast to a third type on the way from what makes it."""
+        *passed, _ = self._behind(marker)
+        casts = [node for node in passed if node.op == "Cast"]
+        types = [tf.as_dtype(node.attr["SrcT"].type) for node in casts]  # The last one is that of what makes it.
+        return any(one not in (dtype, types[-1]) for one in types)
 
     def is_passed_on(self, marker: str) -> bool:
         """Whether the raw gradient has the shape of what makes its numbers."""

@@ -133,8 +133,11 @@ def reducing(
     *,
     is_sparse: bool = False,
     products: Sequence[Product] = (),
+    product: Product | None = None,
 ) -> ReduceGradients:
-    """The event that combines these gradients, which are alike: sparse ones, or products, or others.
+    """The event that combines these gradients, which are alike: sparse ones, or those of `products`, or others.
+
+    Of the others, one alone may be `product`, in pieces.
 
     Raises:
         StrategyError: the engine that is asked for does not fit the devices, and nothing else may be used.
@@ -169,8 +172,8 @@ def reducing(
             is_coded=coded,
             is_local_first=is_local_first(synchronizer, coded=coded),
             local=local_of(program, synchronizer),
+            product=product,
         )
-        event = replace(event, product=pieces.product_of(program, event))
     return replace(event, engine=engine_of(program, event))
 
 
@@ -194,6 +197,7 @@ def _gradient_events(program: Program) -> Iterator[ReduceGradients]:
         else:
             key = (reduced, level, program.item.weighting_of(gradient), dtype)
             dense.setdefault(key, []).append(gradient)
+    cut = pieces.products(program, ((key[0], gradient) for key, together in dense.items() for gradient in together))
     for (synchronizer, *_), together in dense.items():
         finished = sorted(together, key=program.analysis.gradient_depth)
         products = factors.worth_gathering(program, synchronizer, finished)
@@ -205,7 +209,8 @@ def _gradient_events(program: Program) -> Iterator[ReduceGradients]:
         others = [one for one in finished if one.tensors[0] not in products]
         size = partial(_wire_bytes, program, synchronizer)
         for bucket in flat_buffers.filled(others, size, bucket_bytes(synchronizer)):
-            yield reducing(program, bucket, synchronizer)
+            product = cut.get(bucket[0].tensors[0]) if len(bucket) == 1 else None
+            yield reducing(program, bucket, synchronizer, product=product)
 
 
 def _is_as_dense(program: Program, synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DType) -> bool:

@@ -3,39 +3,57 @@
 It is the pipelining of ByteScheduler (Peng et al., SOSP 2019), begun in the op that makes the gradient.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import tensorflow as tf
 
 from autodist_py.kernel.analysis.products import products_of
 from autodist_py.kernel.analysis.replica_weights import dense_bytes, summed_as
 from autodist_py.kernel.collectives.collectives import Collectives, bucket_bytes
+from autodist_py.kernel.collectives.members import members_of
 from autodist_py.kernel.events import AllReduceBucket
 from autodist_py.kernel.ir.names import on_replica, op_of
 from autodist_py.kernel.ir.product import Product
 from autodist_py.kernel.program import Program
+from autodist_py.proto.graph_item import Gradient
+from autodist_py.proto.synchronizers import AllReduceSynchronizer
 
 
-def product_of(program: Program, event: AllReduceBucket) -> Product | None:
-    """What the event's one gradient is a product of, where it is larger than a buffer; None: it is reduced as it is.
+def products(program: Program, gradients: Iterable[tuple[AllReduceSynchronizer, Gradient]]) -> dict[str, Product]:
+    """Those of the dense gradients that are products and larger than a buffer, by their markers' tensors.
 
-    Horovod sends a gradient whole, and NCCL is not waited for. What the program itself reads is computed in any case.
+    Horovod sends a gradient whole, and NCCL is not waited for. A product that another op reads is computed anyway.
+
+    Args:
+        program: the captured one.
+        gradients: each with how it is reduced.
     """
-    gradient, view = event.gradients[0], program.analysis.captured
-    is_ring = event.members > 1 and event.synchronizer.spec in ("AUTO", "RING")
-    is_plain = len(event.gradients) == 1 and not gradient.is_sparse and event.compressor.passes_through
-    if not is_ring or not is_plain or dense_bytes(program, gradient) <= bucket_bytes(event.synchronizer):
-        return None
-    products, _ = products_of(program, [gradient])
-    product = products.get(gradient.tensors[0])
-    if product is None or product.left is None:
-        return None
-    op, marker = product.right.op, op_of(gradient.tensors[0])
-    while (readers := view.dataflow_consumers([op])) != {marker}:
-        if len(readers) > 1:
-            return None
+    large = [
+        gradient
+        for synchronizer, gradient in gradients
+        if synchronizer.spec in ("AUTO", "RING")
+        and not gradient.is_sparse
+        and synchronizer.compressor.passes_through
+        and members_of(program, synchronizer, coded=False) > 1
+        and dense_bytes(program, gradient) > bucket_bytes(synchronizer)
+    ]
+    found, _ = products_of(program, large)
+    fetched = {op_of(output.tensor) for output in program.item.outputs} | set(program.item.run_ops)
+    return {
+        marker: product
+        for marker, product in found.items()
+        if product.left is not None and product.left.width > 1 and _is_read_alone(program, marker, product, fetched)
+    }
+
+
+def _is_read_alone(program: Program, marker: str, product: Product, fetched: Collection[str]) -> bool:
+    """Whether nothing but the gradient's marker reads the product, or waits for it."""
+    op, successors = product.right.op, program.analysis.captured.digraph.succ
+    while (readers := set(successors[op])) != {op_of(marker)}:
+        if len(readers) > 1 or op in fetched:
+            return False
         (op,) = readers
-    return product
+    return op not in fetched
 
 
 def computed(
@@ -44,8 +62,8 @@ def computed(
     values: Sequence[Sequence[list[tf.Tensor]]],
     devices: Sequence[str],
     collectives: Collectives,
-) -> Iterator[list[tf.Tensor]]:
-    """The pieces of the event's gradient, on each device.
+) -> list[list[tf.Tensor]]:
+    """The pieces of the event's gradient, each on every device.
 
     Args:
         event: whose gradient it is.
@@ -55,22 +73,19 @@ def computed(
         collectives: notes which ops compute the pieces.
     """
     left, right = product.factors
-    row_bytes = right.width * summed_as(event.dtype).size
-    count = -(-left.width * row_bytes // bucket_bytes(event.synchronizer))
-    size = -(-left.width // count)
-    made: list[list[str]] = [[] for _ in devices]
-    factors = []
-    for device, copies in zip(devices, zip(*values, strict=True), strict=True):
+    most = max(1, bucket_bytes(event.synchronizer) // (right.width * summed_as(event.dtype).size))
+    size = -(-left.width // -(-left.width // most))  # Pieces of one size, but the last.
+    on_device: list[list[tf.Tensor]] = []
+    for replica, device in enumerate(devices):
         with tf.device(device):
-            factors.append(
-                [tf.reshape(rows, [-1, one.width]) for (rows,), one in zip(copies, product.factors, strict=True)]
+            of_left, of_right = (
+                tf.reshape(copies[replica][0], [-1, one.width])
+                for one, copies in zip(product.factors, values, strict=True)
             )
-    for begin in range(0, left.width, size):
-        parts = []
-        for replica, (device, (of_left, of_right)) in enumerate(zip(devices, factors, strict=True)):
-            with tf.device(device):
-                part = tf.matmul(of_left[:, begin : begin + size], of_right, transpose_a=True)
-                made[replica].append(part.op.name)
-                parts.append(tf.cast(part, event.dtype))
-        yield parts
-    collectives.pieces |= {on_replica(replica, right.op): tuple(ops) for replica, ops in enumerate(made)}
+            own = [
+                tf.matmul(of_left[:, begin : begin + size], of_right, transpose_a=True)
+                for begin in range(0, left.width, size)
+            ]
+            collectives.pieces[on_replica(replica, right.op)] = tuple(piece.op.name for piece in own)
+            on_device.append([tf.cast(piece, event.dtype) for piece in own])
+    return [list(copies) for copies in zip(*on_device, strict=True)]

@@ -17,8 +17,8 @@ class Order:
 
     Ensures: each waits for those before it, but for one that may be under way with it (`Program.issue_order`). Those
         that workers find by name need no order, but are ops to run: TensorFlow might leave one out on one worker alone,
-        where nothing needs its result. Where two ops are ready together, and the schedule says which is computed first,
-        the other one waits for it; pieces of a gradient wait for one another.
+        where nothing needs its result. An op waits for the one that the schedule has computed before it. Pieces of a
+        gradient wait for one another.
 
     Example, on worker 0 of two: three gradients, each computed from the one before when that is combined.
 

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tf_keras
 
@@ -12,7 +11,7 @@ from autodist_py.strategy_builders.all_reduce import AllReduce
 from tests.support.cluster_pool import SHAPES, THREE_WORKERS, TWO_WORKERS, UNEVEN_WORKERS, Cluster
 from tests.support.cluster_pool import same_on_all_workers as same
 from tests.support.fit_oracle import OPTIMIZERS, X, Y, compare, compiled, fitted, in_half_precision
-from tests.support.products_oracle import FACTORS, OWN_SIZES, train, travelled
+from tests.support.products_oracle import FACTORS, OWN_SIZES, attentive, sequences, train, travelled
 
 on_all = pytest.mark.parametrize("cluster", SHAPES, ids=lambda s: s.name, indirect=True, scope="module")
 on_many_workers = pytest.mark.parametrize(
@@ -45,29 +44,6 @@ def test_single_precision_and_tables_beside(cluster: Cluster, spec: str, tmp_pat
 
 
 # -- `fit`, and layers of packages ------------------------------------------------------------------------------------
-
-
-def sequences() -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(8)
-    return rng.normal(size=(22, 4, 6)), rng.integers(0, 3, 22)
-
-
-class Attention(keras.layers.Layer):
-    """Queries, keys and values of one input, by dense layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts = [keras.layers.Dense(5, use_bias=False) for _ in range(3)]
-
-    def call(self, inputs: Any) -> Any:
-        query, key, value = (part(inputs) for part in self.parts)
-        scores = keras.ops.softmax(keras.ops.matmul(query, keras.ops.transpose(key, [0, 2, 1])))
-        return keras.ops.matmul(scores, value)
-
-
-def attentive() -> keras.Model:
-    einsum = keras.layers.EinsumDense("abc,cd->abd", output_shape=(4, 5), bias_axes="d", activation="tanh")
-    return keras.Sequential([Attention(), einsum, keras.layers.Flatten(), keras.layers.Dense(3)])
 
 
 def fit(optimizer: str, batch_size: int, folder: str) -> list[str]:

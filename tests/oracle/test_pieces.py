@@ -16,9 +16,9 @@ from tests.support.cluster_pool import (
     Cluster,
 )
 from tests.support.cluster_pool import same_on_all_workers as same
-from tests.support.fit_oracle import X, Y, compare, fitted, in_half_precision
+from tests.support.fit_oracle import OPTIMIZERS, X, Y, compare, compiled, fitted, in_half_precision
 from tests.support.oracle import Training, compare_function
-from tests.support.products_oracle import OWN_SIZES, PIECES, train, travelled
+from tests.support.products_oracle import OWN_SIZES, PIECES, attentive, sequences, train, travelled
 
 on_many_workers = pytest.mark.parametrize(
     "cluster", [TWO_WORKERS, UNEVEN_WORKERS, THREE_WORKERS], ids=lambda s: s.name, indirect=True, scope="module"
@@ -48,6 +48,18 @@ def test_single_precision_and_tables_beside(cluster: Cluster, spec: str, tmp_pat
     builder = AllReduce(all_reduce_spec=spec, factors=False, bytes_per_pack=16)
     given: dict[str, Any] = {"dtype": "float32", "model": "both", "folder": str(tmp_path), "builder": builder}
     assert same(cluster.run(train, door="hand-written", **given)) == ["kernel"]
+
+
+def fit(folder: str) -> list[str]:
+    def trained() -> dict[str, Any]:
+        return fitted(compiled(OPTIMIZERS["adamw"](), attentive), *sequences(), batch_size=8)
+
+    return travelled(folder, lambda: compare(trained, strategy_builder=PIECES), PIECES)[1]
+
+
+@on_two_workers
+def test_fit_of_layers_of_any_rank(cluster: Cluster, tmp_path: Path) -> None:
+    assert len(same(cluster.run(fit, folder=str(tmp_path)))) == 5
 
 
 def half_precision(folder: str) -> list[str]:

@@ -14,8 +14,11 @@ from autodist_py.kernel.pipeline import CompiledProgram, compile
 from autodist_py.program.agreement import lowered_text, require_same_schedule, run_together
 from autodist_py.proto.errors import AutoDistError
 from autodist_py.proto.graph_item import Input, Output
+from autodist_py.proto.strategy import Strategy, VariableStrategy
+from autodist_py.proto.synchronizers import AllReduceSynchronizer
 from tests.support import kernel_programs
 from tests.support.capture_steps import batch, capture
+from tests.support.dense_layers import two_layers
 from tests.support.unseen import turned
 
 
@@ -125,3 +128,14 @@ def test_an_op_that_mixes_a_replicas_own_examples_is_named() -> None:
 def test_what_an_unknown_loss_is_taken_for_is_said() -> None:
     *_, unknown = inexact(item_of(lambda z: turned(tf.reduce_sum(z)), loss_reduction="sum"))
     assert "taken for a sum, as AutoDist(loss_reduction=...) says" in unknown
+
+
+def test_programs_that_compute_in_another_order_are_named() -> None:
+    item = two_layers()
+    synchronizer = AllReduceSynchronizer(bytes_per_pack=64)
+    nodes = tuple(VariableStrategy(one.name, synchronizer) for one in item.trainable_variables)
+    strategy = Strategy(nodes, ("127.0.0.1:CPU:0",))
+    program = compile(item, strategy, kernel_programs.topology(1, 1))
+    other = replace(program, schedule=replace(program.schedule, computed_first=()))
+    with pytest.raises(AutoDistError, match="is computed before"):
+        require_same_schedule({0: lowered_text(program).encode(), 1: lowered_text(other).encode()})

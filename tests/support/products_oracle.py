@@ -5,6 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import keras
+import numpy as np
+
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from tests.support.oracle import SINGLE, Parts, compare_function, compare_graph, settings
 from tests.support.oracle_programs import FUNCTION_FAMILIES, SIZES, batches, graph_program
@@ -62,3 +65,28 @@ def train(
         return travelled(folder, lambda: compare_graph(program, data, **given), builder)[1]
     family = FUNCTION_FAMILIES[door](model, optimizer, **extra)
     return travelled(folder, lambda: compare_function(family, data, **given), builder)[1]
+
+
+def sequences() -> tuple[np.ndarray, np.ndarray]:
+    """Rows of four steps, and their classes."""
+    rng = np.random.default_rng(8)
+    return rng.normal(size=(22, 4, 6)), rng.integers(0, 3, 22)
+
+
+class Attention(keras.layers.Layer):
+    """Queries, keys and values of one input, by dense layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [keras.layers.Dense(5, use_bias=False) for _ in range(3)]
+
+    def call(self, inputs: Any) -> Any:
+        query, key, value = (part(inputs) for part in self.parts)
+        scores = keras.ops.softmax(keras.ops.matmul(query, keras.ops.transpose(key, [0, 2, 1])))
+        return keras.ops.matmul(scores, value)
+
+
+def attentive() -> keras.Model:
+    """A model of layers that share factors, and of rank 3."""
+    einsum = keras.layers.EinsumDense("abc,cd->abd", output_shape=(4, 5), bias_axes="d", activation="tanh")
+    return keras.Sequential([Attention(), einsum, keras.layers.Flatten(), keras.layers.Dense(3)])

@@ -108,6 +108,17 @@ def checked(x, dy):
         return tf.identity(product)
 
 
+def checked_sum(x, dy):
+    left, right = x[:, None, :], dy[:, None, :]
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_max(dy) < 1e9, [dy])]):
+        products = tf.matmul(left, right, transpose_a=True)
+    return tf.reduce_sum(products, axis=[0])
+
+
+def in_half_precision(x, dy):
+    return tf.cast(tf.cast(tf.matmul(x, dy, transpose_a=True), tf.float16), tf.float64)
+
+
 def as_integers(x, dy):
     return tf.cast(tf.cast(tf.matmul(x, dy, transpose_a=True), tf.int32), tf.float64)
 
@@ -125,6 +136,8 @@ def of_transposed(x, dy):
     ("gradient_of", "why"),
     [
         (checked, "it waits for '.*Assert.*'"),
+        (checked_sum, "it waits for '.*Assert.*'"),
+        (in_half_precision, "it is cast to a third type on the way"),
         (as_integers, r"'.*' \(Cast\) makes it"),
         (broadcast, "its factors have not the same rows"),
         (of_transposed, r"'.*' \(Sum\) makes it"),

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from autodist_py.kernel.events import ReduceGradients
-from autodist_py.kernel.ir.names import on_replica, op_of
+from autodist_py.kernel.ir.names import on_replica
 from autodist_py.proto.strategy import Strategy, VariableStrategy
 from autodist_py.proto.synchronizers import AllReduceSynchronizer
 from tests.support import kernel_programs
@@ -20,11 +20,11 @@ def item_of(loss, variables):
     return stepping(loss, variables, tf.ones([4, FEATURES], tf.float64))
 
 
-def ordered(item, *where, **parameters):
-    """The program after all passes but the servers' own."""
+def ordered(item, *where, worker=0, **parameters):
+    """The program of that worker after all passes."""
     synchronizer = AllReduceSynchronizer(**{"factors": False, "bytes_per_pack": SMALL, **parameters})
     nodes = tuple(VariableStrategy(one.name, synchronizer) for one in item.trainable_variables)
-    topology = kernel_programs.topology(*(where or (1, 1)))
+    topology = kernel_programs.topology(*(where or (1, 1)), worker=worker)
     return kernel_programs.after("order", item, topology, Strategy(nodes, ("127.0.0.1:CPU:0",)))
 
 
@@ -82,6 +82,17 @@ def test_others_are_reduced_as_they_are(where, parameters):
     assert [getattr(event, "product", None) for event in events] == [None] * len(events)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_pieces_are_no_larger_than_a_buffer(rows):
+    """Of three rows, of which one alone goes into a buffer; and one row is no piece of anything."""
+    kernel = weight(rows, WIDE, name="kernel")
+    item = item_of(lambda x: tf.reduce_mean((x[:, :rows] @ kernel) ** 2), [kernel])
+    program = ordered(item, bytes_per_pack=WIDE * 8 * 5 // 4 if rows > 1 else WIDE * 4)
+    sizes = [one.nbytes for one in program.lowered.collectives if "dense gradients" in one.what]
+    assert in_pieces(program) == ({"kernel"} if rows > 1 else set())
+    assert sizes == [WIDE * 8] * rows
+
+
 def test_no_gradient_is_computed_twice_where_the_step_reads_what_it_is_made_from():
     kernel = weight(FEATURES, WIDE, name="kernel")
 
@@ -114,7 +125,8 @@ def test_what_goes_on_in_back_propagation_waits_for_the_last_piece():
     for replica in range(2):
         own = [one.name for one in products(program, last[0]) if waits(program, on_replica(replica, rival), one.name)]
         assert len(own) == 2
-        assert first not in {op_of(name) for name in program.graph.nodes[on_replica(replica, rival)].input}
+        whole = on_replica(replica, first)
+        assert whole not in program.graph.producers[on_replica(replica, rival)], "it would be computed for that alone"
 
 
 def test_what_goes_on_waits_for_a_gradient_that_fills_half_of_a_buffer():
@@ -144,6 +156,16 @@ def test_what_a_gradient_is_made_from_does_not_wait_for_it():
     assert nx.is_directed_acyclic_graph(program.graph.digraph)
 
 
+def test_gradients_of_what_is_added_up_do_not_wait_for_one_another():
+    """They are products of the same factor, and are sent in another order than that in which they stand."""
+    one, other = (weight(FEATURES, WIDE, name=name) for name in ("one", "other"))
+    item = item_of(lambda x: tf.reduce_mean(tf.tanh(x @ one + tf.tanh(x) @ other) ** 2), [one, other])
+    assert in_pieces(ordered(item)) == {"one", "other"}
+    assert ordered(item).schedule.computed_first == ()
+
+
 def test_all_workers_compute_in_one_order():
     item = two_layers(FEATURES, WIDE, OUT)
-    assert ordered(item, 2, 1).schedule == ordered(item, 2, 1).schedule
+    first, second = (ordered(item, 2, 1, worker=worker).schedule for worker in range(2))
+    assert first == second
+    assert first.computed_first

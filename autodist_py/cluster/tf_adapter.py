@@ -150,5 +150,14 @@ def abort_collectives(message: str) -> None:
 
 def is_tensorflow_error(error: BaseException) -> bool:
     """Whether TensorFlow's runtime raised it, as it does when a peer is gone. It imports nothing."""
-    base = getattr(sys.modules.get("tensorflow.python.framework.errors_impl"), "OpError", None)
+    return _is_of(error, "OpError")
+
+
+def is_broken_connection(error: BaseException) -> bool:
+    """Whether TensorFlow's runtime says that a connection has broken. It imports nothing."""
+    return _is_of(error, "UnavailableError")
+
+
+def _is_of(error: BaseException, kind: str) -> bool:
+    base = getattr(sys.modules.get("tensorflow.python.framework.errors_impl"), kind, None)
     return base is not None and isinstance(error, base)

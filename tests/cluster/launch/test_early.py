@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,7 @@ from autodist_py.cluster.launch.told import Told
 from autodist_py.cluster.launch.waiting import Waiting
 from autodist_py.config.settings import Settings
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
-from tests.support.processes import AUTODIST, ROOT, Command, Lines, is_running, noted, until
+from tests.support.processes import AUTODIST, ROOT, Command, Lines, ended, is_running, noted, until
 
 pytestmark = pytest.mark.alone
 
@@ -186,14 +187,35 @@ def test_one_that_waits_on_another_host_ends_with_its_connection(ssh):
     until(lambda: not any(map(is_running, [client, *behind])), 20)
 
 
+STARTS = """
+import psutil, sys
+from autodist_py.cluster.launch import early
+from autodist_py.config.resource_spec import load_resource_spec
+early.start_workers()
+children = psutil.Process().children()
+other, one = map(load_resource_spec, sys.argv[1:])
+print(len(children), early.waiting_for(other), [child.is_running() for child in children], early.waiting_for(one))
+"""
+
+
+def test_those_that_wait_on_other_nodes_are_ended(ssh, tmp_path):
+    RESOURCES.save(tmp_path / "one.yml")
+    replace(RESOURCES, nodes=(RESOURCES.nodes[0], NodeSpec("10.0.0.3"))).save(tmp_path / "other.yml")
+    done = ended(
+        [sys.executable, "-c", STARTS, "other.yml", "one.yml"], tmp_path, {"AUTODIST_RESOURCE_SPEC": "one.yml"}
+    )
+    assert done.stdout == "1 {} [False] {}\n", done.stderr
+
+
 def test_a_worker_whose_imports_fail_tells_so_as_if_it_had_begun_then(run, tmp_path):
-    """A module on the chief's path that only breaks the other's import: its script meets the error, and tells of it."""
+    """It is told why a process's first import fails; a second one, of what is half imported, fails otherwise."""
     (tmp_path / "own").mkdir()
     (tmp_path / "own/sitecustomize.py").write_text(
         "import os, sys\n"
         "class Breaks:\n"
+        "    said = ['it is half imported', 'no licence']\n"
         "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'tensorflow' and 'AUTODIST_RANK' in os.environ: raise ImportError('no licence')\n"
+        "        if name == 'tensorflow' and 'AUTODIST_RANK' in os.environ: raise ImportError(self.said.pop())\n"
         "sys.meta_path.insert(0, Breaks())\n"
     )
     command = run(

@@ -215,19 +215,16 @@ def _outer(needed: _Needed, inner: Gradient, readers: Collection[Gradient]) -> s
     reads `inner` (it is one of the `readers`), or the loss is linear in `inner`.
     """
     own = {op_of(tensor) for tensor in inner.tensors}
-    depends_on = needed.whole.dataflow_ancestors(own)
-    stops = {node.name for node in needed.whole.of_type(("StopGradient",))}
-    reached = needed.whole.dataflow_descendants(own, blocked=stops)
-
-    def is_outer(gradient: Gradient) -> bool:
-        origin = needed.traced.origins[gradient]
-        if origin.through is None and gradient in readers:
-            return True
-        passed = own.intersection(map(op_of, origin.through or ()))
-        is_made_of = origin.through is None and not reached.isdisjoint(map(op_of, origin.losses))
-        return bool(passed or is_made_of) and gradient.variable in depends_on
-
-    return min((one.variable for one in needed.recorded if one is not inner and is_outer(one)), default="")
+    origins = {one: needed.traced.origins[one] for one in needed.recorded if one is not inner}
+    passed = [one for one, origin in origins.items() if own.intersection(map(op_of, origin.through or ()))]
+    untold = [one for one, origin in origins.items() if origin.through is None]
+    if untold:
+        stops = {node.name for node in needed.whole.of_type(("StopGradient",))}
+        reached = needed.whole.dataflow_descendants(own, blocked=stops)
+        passed += [one for one in untold if not reached.isdisjoint(map(op_of, origins[one].losses))]
+    depends_on = needed.whole.dataflow_ancestors(own) if passed else ()
+    outer = [one.variable for one in passed if one.variable in depends_on]
+    return min((*outer, *(one.variable for one in untold if one in readers)), default="")
 
 
 def reject_idle_gradients(recorded: Sequence[Gradient], item: GraphItem) -> None:

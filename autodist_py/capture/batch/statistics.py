@@ -143,11 +143,12 @@ def _of_each(
     gradients: Sequence[Gradient], losses: Sequence[tuple[str, ...]], whole: GraphView
 ) -> list[tuple[str, ...]]:
     """Of the losses that each gradient was asked for, those that depend on its variable."""
-    found = []
-    for gradient, targets in zip(gradients, losses, strict=True):
-        reached = whole.dataflow_descendants({gradient.variable} & whole.nodes.keys())
-        found.append(tuple(tensor for tensor in targets if op_of(tensor) in reached) or targets)
-    return found
+    several = dict.fromkeys(tensor for targets in losses if len(targets) > 1 for tensor in targets)
+    made_of = {tensor: whole.dataflow_ancestors({op_of(tensor)}) for tensor in several}
+    return [
+        tuple(tensor for tensor in targets if gradient.variable in made_of.get(tensor, ())) or targets
+        for gradient, targets in zip(gradients, losses, strict=True)
+    ]
 
 
 def _require_always_run(statistics: Iterable[Statistic], whole: GraphView) -> None:

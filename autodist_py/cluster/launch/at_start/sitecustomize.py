@@ -10,6 +10,7 @@ TensorFlow is imported without waiting for the word. If the chief's environment 
 the process becomes a new one of the same command, with that environment: what an import reads of it is not known.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -57,6 +58,7 @@ def _wait() -> None:
         is_imported = is_imported and (module is None or _has_imported(module))
     if not is_imported:
         _begin_again(os.environ)
+    gc.freeze()  # Nothing of the script's is there yet. At the end Python would go over all of it for a second.
 
 
 def _listen(

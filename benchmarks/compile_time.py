@@ -1,7 +1,7 @@
 """How long capturing and compiling take, stage by stage, on a step of about 10,000 ops.
 
-    python benchmarks/compile_time.py [--ops 10000] [--replicas 1 2 4 8] [--chunk-size 128] [--clock wall]
-    python benchmarks/compile_time.py --variables 2000 [--compressor NoneCompressor HorovodCompressor] [--rounds 1]
+    python -m benchmarks.compile_time [--ops 10000] [--replicas 1 2 4 8] [--chunk-size 128] [--clock wall]
+    python -m benchmarks.compile_time --variables 2000 [--compressor NoneCompressor HorovodCompressor] [--rounds 1]
 
 The step is a deep MLP trained by a hand-written Adam with a clipped global norm. With --variables it is one of so many
 variables, trained by plain SGD on two workers of one replica each; then the time of "strategy" and "compile" counts,
@@ -39,9 +39,8 @@ from autodist_py.program.step_function import Program as CompiledStep
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
 from autodist_py.strategy_builders.all_reduce import AllReduce
 from autodist_py.strategy_builders.base import build_strategy
+from benchmarks.layered_steps import WIDTH, deep_mlp, layers_of, many_variables
 
-WIDTH = 4
-OPS_PER_LAYER = 72  # Forward, backward, clipping and Adam of one layer; only used to guess the number of layers.
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 LIMIT_TOTAL = 20.0
 LIMIT_OWN = 5.0
@@ -63,58 +62,6 @@ class Stages:
     def own(self) -> float:
         """Everything but what TensorFlow takes to trace the user's code, to import the program, and to register it."""
         return self.total - sum(self.seconds[name] for name in ("trace", "import", "function"))
-
-
-def deep_mlp(layers: int) -> Callable[[tf.Tensor], tf.Tensor]:
-    """A step of an MLP of so many layers of `WIDTH` units: Adam written out, over a clipped global norm."""
-    with tf.device("/device:CPU:0"):
-        weights = [
-            tf.Variable(tf.eye(WIDTH) * 0.9 if axis else tf.zeros([WIDTH]), name=f"layer_{index}/{kind}")
-            for index in range(layers)
-            for axis, kind in ((1, "kernel"), (0, "bias"))
-        ]
-        slots = [
-            [tf.Variable(tf.zeros_like(weight), name=f"{weight.name[:-2]}/{kind}", trainable=False) for kind in "mv"]
-            for weight in weights
-        ]
-        steps = tf.Variable(0.0, name="steps", trainable=False)
-
-    def step(x: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            value = x
-            for kernel, bias in zip(weights[::2], weights[1::2], strict=True):
-                value = tf.nn.relu(tf.matmul(value, kernel) + bias)
-            loss = tf.reduce_mean(tf.square(value))
-        gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, weights), 1.0)
-        rate = 0.001 * tf.sqrt(1.0 - tf.pow(0.999, steps.assign_add(1.0)))
-        for weight, gradient, (m, v) in zip(weights, gradients, slots, strict=True):
-            mean = m.assign(0.9 * m + 0.1 * gradient)
-            square = v.assign(0.999 * v + 0.001 * tf.square(gradient))
-            weight.assign_sub(rate * mean / (tf.sqrt(square) + 1e-7))
-        return loss
-
-    return step
-
-
-def many_variables(variables: int) -> Callable[[tf.Tensor], tf.Tensor]:
-    """A step of an MLP of so many variables, kernels and biases of `WIDTH` units in turns: plain SGD."""
-    with tf.device("/device:CPU:0"):
-        weights = [
-            tf.Variable(tf.zeros([WIDTH]) if index % 2 else tf.eye(WIDTH) * 0.9, name=f"variable_{index}")
-            for index in range(variables)
-        ]
-
-    def step(x: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            value = x
-            for index, weight in enumerate(weights):
-                value = tf.nn.relu(value + weight) if index % 2 else tf.matmul(value, weight)
-            loss = tf.reduce_mean(tf.square(value))
-        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
-            weight.assign_sub(0.001 * gradient)
-        return loss
-
-    return step
 
 
 class Stopwatch:
@@ -264,7 +211,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(compilation_table(options.variables, options.compressor, options.rounds, CLOCKS[options.clock]))
         return 0
     measure(deep_mlp(2), 2)  # TensorFlow loads what it needs when it is first used.
-    step = deep_mlp(-(-options.ops // OPS_PER_LAYER))
+    step = deep_mlp(layers_of(options.ops))
     results = {}
     for replicas in options.replicas:
         clock = CLOCKS[options.clock]

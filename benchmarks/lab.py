@@ -1,4 +1,4 @@
-"""Two hosts on this machine, with a core and a shaped link each, and the training processes on them."""
+"""Hosts on this machine, with a core and a shaped link each, and the training processes on them."""
 
 import json
 import os
@@ -18,8 +18,6 @@ import psutil
 from benchmarks.systems import SYSTEMS, Worker
 from tools.netlab import NETLAB
 
-HOSTS = 2
-ADDRESSES = [f"10.77.0.{host + 1}" for host in range(HOSTS)]
 START_SECONDS, BLOCK_SECONDS, LAB_SECONDS, WIRE_SECONDS = 600.0, 300.0, 60.0, 3.0
 _WIRE_PORT = 20_000
 _ROOT = Path(__file__).resolve().parent.parent
@@ -91,12 +89,12 @@ class TrainingProcess:
 class Group:
     """The processes of one system, one a host, with the code of that checkout."""
 
-    def __init__(self, system: str, workload: str, port: int, folder: Path, checkout: Path = _ROOT):
+    def __init__(self, system: str, workload: str, hosts: int, port: int, folder: Path, checkout: Path = _ROOT):
         self._system = SYSTEMS[system]
         secret = secrets.token_hex(16)
         self._processes: list[TrainingProcess] = []
-        for rank in range(self._system.hosts):
-            worker = Worker(rank, ADDRESSES, port)
+        for rank in range(1 if self._system.is_alone else hosts):
+            worker = Worker(rank, [_address(host) for host in range(hosts)], port)
             log = folder / f"{port}-{workload}-{system.replace(' ', '-')}-{rank}.log"
             self._processes.append(TrainingProcess(system, workload, worker, log, checkout))
             if "AUTODIST_LAUNCH" in self._system.environment(worker):
@@ -129,14 +127,18 @@ class Group:
                 process.send(signal.SIGSTOP)
 
 
+def _address(host: int) -> str:
+    return f"10.77.0.{host + 1}"
+
+
 @contextmanager
-def lab() -> Iterator[None]:
-    """Within it the hosts are there, their links not shaped.
+def lab(hosts: int) -> Iterator[None]:
+    """Within it so many hosts are there, their links not shaped.
 
     Raises:
         BenchmarkError: it cannot be made.
     """
-    _netlab("up", str(HOSTS), "none", NETLAB_PIN="1")
+    _netlab("up", str(hosts), "none", NETLAB_PIN="1")
     try:
         yield
     finally:
@@ -154,14 +156,14 @@ def sent_bytes() -> list[int]:
 
 
 def wire_rate() -> float:
-    """Bytes a second that arrive on the slower host while both send all they can."""
+    """Bytes a second that arrive on the slower one of two hosts while both send all they can."""
     command = [sys.executable, "-m", "benchmarks.wire"]
-    where = [str(_WIRE_PORT), str(WIRE_SECONDS), ADDRESSES[0]]
+    where = [str(_WIRE_PORT), str(WIRE_SECONDS), _address(0)]
     processes = [
         subprocess.Popen(
             [NETLAB, "exec", str(rank), *command, str(rank), *where], cwd=_ROOT, stdout=subprocess.PIPE, text=True
         )
-        for rank in range(HOSTS)
+        for rank in range(2)
     ]
     try:
         return min(float(process.communicate(timeout=LAB_SECONDS)[0]) for process in processes)
@@ -173,7 +175,7 @@ def wire_rate() -> float:
 
 @contextmanager
 def groups(
-    systems: Sequence[str], workload: str, folder: Path, before: Path | None = None
+    systems: Sequence[str], workload: str, hosts: int, folder: Path, before: Path | None = None
 ) -> Iterator[Mapping[str, Group]]:
     """Within it the processes of all these systems are there; `before` is the checkout of those named `BEFORE`."""
     started: dict[str, Group] = {}
@@ -181,7 +183,7 @@ def groups(
         for number, system in enumerate(systems):
             checkout = before if before is not None and system.endswith(BEFORE) else _ROOT
             port = _WIRE_PORT + 10 * (number + 1)
-            started[system] = Group(system.removesuffix(BEFORE), workload, port, folder, checkout)
+            started[system] = Group(system.removesuffix(BEFORE), workload, hosts, port, folder, checkout)
         yield started
     finally:
         for group in started.values():

@@ -26,7 +26,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One workload at one link.
+    """One workload on so many hosts at one link.
 
     Attributes:
         systems: what was measured of each, round by round in the same order.
@@ -37,6 +37,7 @@ class Cell:
     """
 
     workload: str
+    hosts: int
     link: str
     systems: Mapping[str, Blocks]
     alone: str
@@ -67,6 +68,7 @@ class Cell:
         """All of it, as JSON has it; times in milliseconds."""
         return {
             "workload": self.workload,
+            "hosts": self.hosts,
             "link": self.link,
             "wire_bytes_per_second": self.wire_rate,
             "load": self.load,
@@ -92,6 +94,7 @@ class Cell:
         over_bound = f"{blocks.median_seconds / bound:.2f}" if bound else "–"
         shown = [
             self.workload,
+            str(self.hosts),
             self.link,
             system,
             f"{1e3 * blocks.median_seconds:.1f}",
@@ -104,8 +107,8 @@ class Cell:
 
 
 HEADER = [
-    "| workload | link | system | ms a step | MB sent | bound, ms | ÷ bound | ÷ best peer |",
-    "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    "| workload | hosts | link | system | ms a step | MB sent | bound, ms | ÷ bound | ÷ best peer |",
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
 ]
 
 

@@ -1,13 +1,15 @@
-"""Step time of autodist_py beside tf.distribute and Horovod, on two hosts of a core each, over shaped links.
+"""Step time of autodist_py beside tf.distribute and Horovod, on hosts of a core each, over shaped links.
 
-    make bench, or: python -m benchmarks.step_time [--workloads mlp emb cnn tlm] [--links none 1gbit 200mbit]
-        [--systems NAME...] [--rounds N] [--steps N] [--block SECONDS] [--output FILE] [--before CHECKOUT]
+    make bench, or: python -m benchmarks.step_time [--workloads mlp emb cnn tlm dlrm wide] [--hosts 2 3 4 8]
+        [--links none 1gbit 200mbit] [--systems NAME...] [--rounds N] [--steps N] [--block SECONDS] [--output FILE]
+        [--before CHECKOUT]
 
-Hosts are namespaces of this machine (tools/netlab.sh). All processes of a workload stay up for all links. In each round
-every system trains a block of steps while the others wait, so that what disturbs the machine disturbs all alike.
-Printed are medians over rounds: milliseconds a step (on the slower host), megabytes that a host sent, the physical
-bound (the larger one of a lone core's time for its half of the batch, and of the bytes on the wire as fast as it
-carries them), and the ratio to the peer that was best in the same round.
+Hosts are namespaces of this machine (tools/netlab.sh). Where there are more of them than cores, several share one, and
+only the bytes and shaped links tell what as many machines would do. All processes of a workload stay up for all links.
+In each round every system trains a block of steps while the others wait, so that what disturbs the machine disturbs all
+alike. Printed are medians over rounds: milliseconds a step (on the slowest host), megabytes that a host sent, the
+physical bound (the larger one of a lone core's time for its part of the batch, and of the bytes on the wire as fast as
+it carries them), and the ratio to the peer that was best in the same round.
 
 Before a change is landed: `--before CHECKOUT` names a checkout of what was before, with its own .venv. Our systems are
 run with its code too, and their times in the same round compared.
@@ -45,6 +47,7 @@ def _checkout(text: str) -> Path:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--hosts", nargs="+", type=int, default=[2])
     parser.add_argument("--links", nargs="+", default=list(LINKS), help="rates as tc writes them, or none")
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
     parser.add_argument("--rounds", type=int, default=7)
@@ -73,9 +76,10 @@ def main() -> int:
     cells: list[Cell] = []
     differ: list[str] = []
     try:
-        with lab():
-            for workload in options.workloads:
-                differ += measure(workload, systems, options, cells)
+        for hosts in options.hosts:
+            with lab(hosts):
+                for workload in options.workloads:
+                    differ += measure(workload, hosts, systems, options, cells)
     except BenchmarkError as error:
         print(error, file=sys.stderr)
         return 2
@@ -86,38 +90,44 @@ def main() -> int:
     return int(bool(differ))
 
 
-def measure(workload: str, systems: Sequence[str], options: argparse.Namespace, cells: list[Cell]) -> list[str]:
+def measure(
+    workload: str, hosts: int, systems: Sequence[str], options: argparse.Namespace, cells: list[Cell]
+) -> list[str]:
     """Add the workload's cells, one a link, to `cells`; what is said of systems that trained otherwise."""
     applying = [name for name in systems if SYSTEMS[name].applies_to(workload)]
     if options.before is not None:
         applying += [f"{name}{BEFORE}" for name in applying if SYSTEMS[name].is_ours]
     folder = Path(tempfile.mkdtemp(prefix="step-time-"))
     shape("none")
-    with groups(applying, workload, folder, options.before) as started:
+    with groups(applying, workload, hosts, folder, options.before) as started:
         losses = {name: group.first_losses() for name, group in started.items()}
         for link in options.links:
-            cells.append(measured_cell(workload, link, started, options))
+            cells.append(measured_cell(workload, hosts, link, started, options))
             print("\n".join(cells[-1].rows()), flush=True)
             if options.output is not None:
                 write(options.output, cells)
     of = {name: SYSTEMS[name.removesuffix(BEFORE)] for name in losses}
-    exact = {name: each for name, each in losses.items() if of[name].is_exact and of[name].hosts > 1}
+    exact = {name: each for name, each in losses.items() if of[name].is_exact and not of[name].is_alone}
     if not exact:
         return []
-    return [f"{workload}: {text}" for text in disagreements(exact, reference=next(iter(exact)))]
+    return [f"{workload}, {hosts} hosts: {text}" for text in disagreements(exact, reference=next(iter(exact)))]
 
 
 def compared(cell: Cell) -> list[str]:
     """A line for each system that was run with the code of before, too."""
     return [
-        f"{cell.workload}, {cell.link}, {name}: {cell.ratio(name, f'{name}{BEFORE}'):.3f} of the time before"
+        f"{cell.workload}, {cell.hosts} hosts, {cell.link}, {name}: "
+        f"{cell.ratio(name, name + BEFORE):.3f} of the time before"
         for name in cell.systems
         if f"{name}{BEFORE}" in cell.systems
     ]
 
 
-def measured_cell(workload: str, link: str, started: Mapping[str, Group], options: argparse.Namespace) -> Cell:
+def measured_cell(
+    workload: str, hosts: int, link: str, started: Mapping[str, Group], options: argparse.Namespace
+) -> Cell:
     shape(link)
+    started = {name: group for name, group in started.items() if SYSTEMS[name.removesuffix(BEFORE)].runs_over(link)}
     rate = None if link == "none" else wire_rate()
     load = os.getloadavg()[0]
     slowest = max(group.seconds_a_step(FEWEST_STEPS) for group in started.values())
@@ -132,7 +142,7 @@ def measured_cell(workload: str, link: str, started: Mapping[str, Group], option
             counted = [after - first for after, first in zip(sent_bytes(), before, strict=True)]
             sent[name].append(max(counted) / (steps + 1))  # With the step that is not timed.
     systems = {name: Blocks(tuple(seconds[name]), tuple(sent[name])) for name in started}
-    return Cell(workload, link, systems, ALONE, PEERS, rate, (load, os.getloadavg()[0]))
+    return Cell(workload, hosts, link, systems, ALONE, PEERS, rate, (load, os.getloadavg()[0]))
 
 
 def write(path: Path, cells: Sequence[Cell]) -> None:

@@ -50,23 +50,28 @@ class System:
         is_peer: it is what autodist_py is compared with.
         is_ours: it is autodist_py.
         is_exact: all that its gradients hold travels.
-        hosts: how many train; the others idle.
+        is_alone: one host trains; the others idle.
         works_when_idle: its threads do not rest between steps.
         environment: of the process of that worker, from before it starts.
         workloads: to which ones it applies; empty: to all.
+        link: the only one over which it is run; empty: it is run over all.
     """
 
     train: Trainer
     is_peer: bool = False
     is_ours: bool = False
     is_exact: bool = True
-    hosts: int = 2
+    is_alone: bool = False
     works_when_idle: bool = False
     environment: Callable[[Worker], Mapping[str, str]] = field(default=lambda _: {})
     workloads: frozenset[str] = frozenset()
+    link: str = ""
 
     def applies_to(self, workload: str) -> bool:
         return not self.workloads or workload in self.workloads
+
+    def runs_over(self, link: str) -> bool:
+        return not self.link or link == self.link
 
 
 def set_threads() -> None:
@@ -103,18 +108,20 @@ def one_device(workload: Workload, worker: Worker) -> Step:
 # --- autodist_py ------------------------------------------------------------------------------------------------------
 
 
-def autodist(builder: str) -> Trainer:
-    """Under that builder. Every worker is given the whole batch, and takes its part."""
+def autodist(builder: str, bandwidth: float = 1.0) -> Trainer:
+    """Under that builder. Every worker is given the whole batch, and takes its part; Gbit/s as a spec states them."""
 
     def train(workload: Workload, worker: Worker) -> Step:
-        step = _autodist(builder, worker).function(workload.model().step)
+        step = _autodist(builder, worker, bandwidth).function(workload.model().step)
         return _over(workload.batches(len(worker.addresses)), step)
 
     return train
 
 
-def _autodist(builder: str, worker: Worker) -> AutoDist:
-    nodes = tuple(NodeSpec(address, chief=rank == 0) for rank, address in enumerate(worker.addresses))
+def _autodist(builder: str, worker: Worker, bandwidth: float = 1.0) -> AutoDist:
+    nodes = tuple(
+        NodeSpec(address, chief=rank == 0, network_bandwidth=bandwidth) for rank, address in enumerate(worker.addresses)
+    )
     return AutoDist(ResourceSpec(nodes), builder, seed=1)
 
 
@@ -262,19 +269,24 @@ BY_HOROVOD = "AllReduce, HOROVOD"
 COMPILED = "tf.distribute, compiled"
 
 SYSTEMS: Mapping[str, System] = {
-    ALONE: System(one_device, hosts=1),
+    ALONE: System(one_device, is_alone=True),
     "MultiWorkerMirrored": System(multi_worker_mirrored, is_peer=True, environment=_tf_config),
     # Its threads of different hosts talk to each other a thousand times a second, also between steps.
     HOROVOD: System(horovod, is_peer=True, environment=_horovod_environment, works_when_idle=True),
     "AllReduce": _ours("AllReduce"),
+    # What a user's spec says where the link is slower than 1 Gbit/s.
+    "AllReduce, 0.2 Gbit/s": replace(_ours("AllReduce"), train=autodist("AllReduce", 0.2), link="200mbit"),
     "PSLoadBalancing": _ours("PSLoadBalancing"),
     "PartitionedPS": _ours("PartitionedPS"),
     "PartitionedAR": _ours("PartitionedAR", "mlp", "tlm"),
-    "Parallax": _ours("Parallax", "emb", "tlm"),
+    "Parallax": _ours("Parallax", "emb", "tlm", "dlrm", "wide"),
     BY_HOROVOD: replace(_ours("AllReduce(all_reduce_spec='HOROVOD')"), works_when_idle=True),
     "AllReduce, half": _ours("AllReduce(compressor='HorovodCompressor')", is_exact=False),
     COMPILED: System(compiled_mirrored, is_ours=True, environment=_compiled_environment),
     f"{COMPILED}, Parallax": System(
-        compiled_by("Parallax"), is_ours=True, environment=_autodist_environment, workloads=frozenset(("emb", "tlm"))
+        compiled_by("Parallax"),
+        is_ours=True,
+        environment=_autodist_environment,
+        workloads=frozenset(("emb", "tlm", "dlrm", "wide")),
     ),
 }

@@ -1,4 +1,4 @@
-"""What is trained: four models in raw TensorFlow ops, with their data, the same for every system that trains them.
+"""What is trained: six models in raw TensorFlow ops, with their data, the same for every system that trains them.
 
 Plain stochastic gradient descent in float32. Weights and batches are drawn from fixed seeds, so all systems start
 from the same ones.
@@ -245,9 +245,86 @@ def _tlm_batch(rng: np.random.Generator, size: int) -> Arrays:
     return (zipf(rng, _VOCABULARY, (size, _TOKENS + 1)),)
 
 
+# --- dlrm: many tables of one width, and their products (Naumov et al., 2019) -----------------------------------------
+
+_DLRM_TABLES, _DLRM_ROWS, _DLRM_WIDTH = 8, 50_000, 32
+_CATEGORICAL, _NUMERIC = 26, 13
+
+
+def _dlrm(rng: np.random.Generator) -> Model:
+    weights = _Weights(rng)
+    tables = [weights.normal(f"table_{index}", _DLRM_ROWS, _DLRM_WIDTH, scale=0.1) for index in range(_DLRM_TABLES)]
+    bottom = _dense_layers(weights, "bottom", (_NUMERIC, 128, _DLRM_WIDTH))
+    pairs = np.stack(np.tril_indices(_CATEGORICAL + 1, -1), axis=1)
+    top = _dense_layers(weights, "top", (len(pairs) + _DLRM_WIDTH, 512, 256, 1))
+
+    def loss(numbers: tf.Tensor, ids: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        first = tf.nn.relu(bottom(numbers))
+        rows = [
+            tf.nn.embedding_lookup(tables[feature % _DLRM_TABLES], ids[:, feature]) for feature in range(_CATEGORICAL)
+        ]
+        vectors = tf.stack([first, *rows], axis=1)
+        products = tf.transpose(tf.matmul(vectors, vectors, transpose_b=True), [1, 2, 0])
+        features = tf.concat([tf.transpose(tf.gather_nd(products, pairs)), first], axis=1)
+        return _binary_cross_entropy(labels, top(features))
+
+    return Model(weights.all, loss)
+
+
+def _dense_layers(weights: _Weights, name: str, sizes: Sequence[int]) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Rectified between them, not after the last one."""
+    layers = [
+        (weights.normal(f"{name}/kernel_{index}", *size), weights.constant(f"{name}/bias_{index}", size[1]))
+        for index, size in enumerate(pairwise(sizes))
+    ]
+
+    def applied(value: tf.Tensor) -> tf.Tensor:
+        for index, (kernel, bias) in enumerate(layers):
+            value = (value if index == 0 else tf.nn.relu(value)) @ kernel + bias
+        return value
+
+    return applied
+
+
+def _binary_cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, tf.reshape(logits, [-1])))
+
+
+def _dlrm_batch(rng: np.random.Generator, size: int) -> Arrays:
+    numbers = rng.standard_normal((size, _NUMERIC), np.float32)
+    return numbers, zipf(rng, _DLRM_ROWS, (size, _CATEGORICAL)), rng.integers(0, 2, size).astype(np.float32)
+
+
+# --- wide: wide and deep, tables of very different sizes (Cheng et al., 2016) -----------------------------------------
+
+_WIDE_ROWS, _WIDE_WIDTH = (100, 1_000, 10_000, 100_000, 1_000_000), 16
+
+
+def _wide(rng: np.random.Generator) -> Model:
+    weights = _Weights(rng)
+    deep = [weights.normal(f"deep_{rows}", rows, _WIDE_WIDTH, scale=0.1) for rows in _WIDE_ROWS]
+    linear = [weights.normal(f"wide_{rows}", rows, 1, scale=0.1) for rows in _WIDE_ROWS]
+    top = _dense_layers(weights, "top", (len(deep) * _WIDE_WIDTH, 256, 128, 1))
+
+    def loss(ids: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        columns = tf.unstack(ids, axis=1)
+        rows = [tf.nn.embedding_lookup(table, column) for table, column in zip(deep, columns, strict=True)]
+        terms = [tf.nn.embedding_lookup(table, column) for table, column in zip(linear, columns, strict=True)]
+        return _binary_cross_entropy(labels, top(tf.concat(rows, axis=1)) + tf.add_n(terms))
+
+    return Model(weights.all, loss)
+
+
+def _wide_batch(rng: np.random.Generator, size: int) -> Arrays:
+    ids = np.stack([zipf(rng, rows, (size,)) for rows in _WIDE_ROWS], axis=1)
+    return ids, rng.integers(0, 2, size).astype(np.float32)
+
+
 WORKLOADS = {
     "mlp": Workload(16, _mlp, _mlp_batch),
     "emb": Workload(64, _emb, _emb_batch),
     "cnn": Workload(32, _cnn, _cnn_batch),
     "tlm": Workload(8, _tlm, _tlm_batch),
+    "dlrm": Workload(64, _dlrm, _dlrm_batch),
+    "wide": Workload(64, _wide, _wide_batch),
 }

@@ -27,7 +27,7 @@ from autodist_py.kernel.analysis.replica_weights import (
 )
 from autodist_py.kernel.analysis.row_access import adds_rows_up
 from autodist_py.kernel.collectives import factors, pieces, sparse_as_dense
-from autodist_py.kernel.collectives.collectives import ENGINES, Collectives, bucket_bytes
+from autodist_py.kernel.collectives.collectives import ENGINES, Collectives
 from autodist_py.kernel.collectives.local import LOCAL_REDUCTIONS, copied
 from autodist_py.kernel.compressors.codec import Wire
 from autodist_py.kernel.compressors.coding import Coding
@@ -194,7 +194,7 @@ def _sums(
         devices,
         hint=ENGINES[event.engine],
         is_each=not event.is_local_first,
-        most=max(1, bucket_bytes(event.synchronizer) // members[0].dtype.size),
+        most=max(1, event.synchronizer.bytes_per_pack // members[0].dtype.size),
     )
 
 

@@ -20,7 +20,6 @@ from autodist_py.kernel.ir.bitcast import from_int32, to_int32
 from autodist_py.kernel.ir.tf_adapter import Group, all_gather, all_reduce, broadcast_receive, broadcast_send
 from autodist_py.kernel.program import Program
 from autodist_py.kernel.topology import Topology, is_gpu
-from autodist_py.proto.synchronizers import AllReduceSynchronizer
 
 RING, NCCL = "ring", "nccl"
 """The engines of TensorFlow's collectives, as it names them; NCCL's reduces on GPUs, and does nothing else here."""
@@ -41,18 +40,9 @@ ENGINES = {"RING": RING, "NCCL": NCCL, "HOROVOD": HOROVOD}
 """The engines, by what an event calls them."""
 
 
-_AUTOMATIC_PACK_BYTES = 2 << 20
-"""The size of buffers where none is given: benchmarks/collectives.py, docs/performance.md."""
-
-
 _SMALL_BYTES, _SMALL_BYTES_OF_TWO = 1 << 13, 1 << 16
 """Of sums that are gathered: n workers then move n / 2 times the bytes of a ring. Two workers gather 4 KB in 0.73 of
 its time, 64 KB in 0.76; over shaped links 460 KB take 1.1 of it."""
-
-
-def bucket_bytes(synchronizer: AllReduceSynchronizer) -> int:
-    """How many bytes a buffer has at most, and a piece of a gradient that is larger."""
-    return synchronizer.bytes_per_pack or _AUTOMATIC_PACK_BYTES
 
 
 def _lengths(in_octave: int) -> tuple[int, ...]:

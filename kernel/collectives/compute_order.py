@@ -12,7 +12,6 @@ import networkx as nx
 import tensorflow as tf
 
 from autodist_py.kernel.analysis.replica_weights import dense_bytes
-from autodist_py.kernel.collectives.collectives import bucket_bytes
 from autodist_py.kernel.events import LOCAL, AllReduceBucket, Event, Exchange, ServerPlans
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import op_of, parse
@@ -63,7 +62,7 @@ def _makers(program: Program, events: Sequence[Event]) -> Iterator[str]:
         if not isinstance(event, AllReduceBucket) or event.engine == LOCAL:
             continue
         for gradient in event.gradients:
-            if gradient.is_sparse or 2 * dense_bytes(program, gradient) < bucket_bytes(event.synchronizer):
+            if gradient.is_sparse or 2 * dense_bytes(program, gradient) < event.synchronizer.bytes_per_pack:
                 continue  # It shares the bucket with others, and waits for the last one.
             node = view.nodes[op_of(view.nodes[op_of(gradient.tensors[0])].input[0])]
             while node.op in _PASSES_ON and node.name not in markers:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from autodist_py.kernel.analysis.outputs import output_reduction
 from autodist_py.kernel.analysis.replica_weights import dense_bytes, gradient_shapes, summed_as
 from autodist_py.kernel.collectives import factors, pieces, sparse_as_dense
-from autodist_py.kernel.collectives.collectives import CARRIED_BY_HOROVOD, REDUCIBLE, bucket_bytes
+from autodist_py.kernel.collectives.collectives import CARRIED_BY_HOROVOD, REDUCIBLE
 from autodist_py.kernel.collectives.members import (
     engine_of,
     is_coded,
@@ -107,7 +107,7 @@ def _carries(program: Program, event: ReduceGradients, output: Output) -> bool:
         and output.shape is not None
         and None not in output.shape
         and 0 not in output.shape
-        and (is_gathered or sum(sizes) + sum(map(_output_bytes, carried)) <= bucket_bytes(event.synchronizer))
+        and (is_gathered or sum(sizes) + sum(map(_output_bytes, carried)) <= event.synchronizer.bytes_per_pack)
         and event.reduction == output_reduction(program, output)
         and program.analysis.level[op_of(output.tensor)] < event.level  # It is not computed from what is combined.
     )
@@ -187,6 +187,7 @@ def _gradient_events(program: Program) -> Iterator[ReduceGradients]:
         synchronizer = None if own is None else own.as_all_reduce
         if synchronizer is None:
             continue
+        synchronizer = replace(synchronizer, bytes_per_pack=synchronizer.bytes_per_pack or program.options.bucket_bytes)
         dtype = tf.as_dtype(program.item.variable(gradient.variable).dtype)
         level = program.analysis.gradient_level(gradient)
         is_sparse = gradient.is_sparse and not _is_as_dense(program, synchronizer, gradient, dtype)
@@ -203,12 +204,12 @@ def _gradient_events(program: Program) -> Iterator[ReduceGradients]:
         products = factors.worth_gathering(program, synchronizer, finished)
         by_marker = {one.tensors[0]: one for one in finished}
         multiplied = {marker: products[marker] for marker in by_marker if marker in products}
-        for group in factors.together(multiplied, bucket_bytes(synchronizer)):
+        for group in factors.together(multiplied, synchronizer.bytes_per_pack):
             gathered = [by_marker[marker] for marker in group]
             yield reducing(program, gathered, synchronizer, products=[multiplied[marker] for marker in group])
         others = [one for one in finished if one.tensors[0] not in products]
         size = partial(_wire_bytes, program, synchronizer)
-        for bucket in flat_buffers.filled(others, size, bucket_bytes(synchronizer)):
+        for bucket in flat_buffers.filled(others, size, synchronizer.bytes_per_pack):
             product = cut.get(bucket[0].tensors[0]) if len(bucket) == 1 else None
             yield reducing(program, bucket, synchronizer, product=product)
 
@@ -269,7 +270,7 @@ def _why_not_dense(program: Program, synchronizer: AllReduceSynchronizer, gradie
             "all_reduce_spec AUTO or RING"
         )
     size = _wire_bytes(program, synchronizer, gradient)
-    if synchronizer.spec != "HOROVOD" and size > _MOST_PIECES * bucket_bytes(synchronizer):
+    if synchronizer.spec != "HOROVOD" and size > _MOST_PIECES * synchronizer.bytes_per_pack:
         return (
             f"bytes_per_pack={synchronizer.bytes_per_pack} is too small for its "
             f"gradient, of which {size} bytes travel: it would be reduced in more than {_MOST_PIECES} pieces; give a "

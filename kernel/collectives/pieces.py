@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from autodist_py.kernel.analysis.products import products_of
 from autodist_py.kernel.analysis.replica_weights import dense_bytes, summed_as
-from autodist_py.kernel.collectives.collectives import Collectives, bucket_bytes
+from autodist_py.kernel.collectives.collectives import Collectives
 from autodist_py.kernel.collectives.members import members_of
 from autodist_py.kernel.events import AllReduceBucket
 from autodist_py.kernel.ir.names import on_replica, op_of
@@ -35,7 +35,7 @@ def products(program: Program, gradients: Iterable[tuple[AllReduceSynchronizer, 
         and not gradient.is_sparse
         and synchronizer.compressor.passes_through
         and members_of(program, synchronizer, coded=False) > 1
-        and dense_bytes(program, gradient) > bucket_bytes(synchronizer)
+        and dense_bytes(program, gradient) > synchronizer.bytes_per_pack
     ]
     found, _ = products_of(program, large)
     fetched = {op_of(output.tensor) for output in program.item.outputs} | set(program.item.run_ops)
@@ -73,7 +73,7 @@ def computed(
         collectives: notes which ops compute the pieces.
     """
     left, right = product.factors
-    most = max(1, bucket_bytes(event.synchronizer) // (right.width * summed_as(event.dtype).size))
+    most = max(1, event.synchronizer.bytes_per_pack // (right.width * summed_as(event.dtype).size))
     size = -(-left.width // -(-left.width // most))  # Pieces of one size, but the last.
     on_device: list[list[tf.Tensor]] = []
     for replica, device in enumerate(devices):

@@ -16,7 +16,7 @@ ALONE, PEERS = "one device", frozenset({"slow peer", "fast peer"})
 
 def cell(wire_rate: float | None, seconds: Mapping[str, tuple[float, ...]]) -> Cell:
     systems = {name: Blocks(each, (2e6,) * len(each)) for name, each in seconds.items()}
-    return Cell("mlp", "none", systems, ALONE, PEERS, wire_rate, (0.0, 0.0))
+    return Cell("mlp", 2, "none", systems, ALONE, PEERS, wire_rate, (0.0, 0.0))
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -71,7 +71,7 @@ def test_the_bound_is_a_lone_cores_work_or_the_wires():
 
 def test_a_row_has_what_was_measured_and_what_follows():
     measured = cell(1e6, {"ours": (3.0,), "fast peer": (4.0,), ALONE: (1.0,)})
-    assert measured.rows()[0] == "| mlp | none | ours | 3000.0 | 2.00 | 2000.0 | 1.50 | 0.75 |"
+    assert measured.rows()[0] == "| mlp | 2 | none | ours | 3000.0 | 2.00 | 2000.0 | 1.50 | 0.75 |"
 
 
 def test_systems_that_train_otherwise_are_named_with_the_step():

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from benchmarks import compile_time
+from benchmarks.layered_steps import deep_mlp
 
 pytestmark = pytest.mark.alone
 
@@ -15,10 +16,10 @@ SLACK = 3.0  # On top of linear: clocks, caches and other processes are not exac
 @pytest.fixture(scope="module")
 def costs():
     """Own processor time by (layers, local replicas): the better of two, which another process disturbs less."""
-    compile_time.measure(compile_time.deep_mlp(2), 2)
+    compile_time.measure(deep_mlp(2), 2)
     found = {}
     for layers, replicas in ((LAYERS, 2), (LAYERS, 8), (4 * LAYERS, 2)):
-        step = compile_time.deep_mlp(layers)
+        step = deep_mlp(layers)
         runs = [compile_time.measure(step, replicas, clock=time.process_time) for _ in range(2)]
         found[layers, replicas] = min(runs, key=lambda stages: stages.own)
     return found

@@ -275,7 +275,7 @@ SYSTEMS: Mapping[str, System] = {
     HOROVOD: System(horovod, is_peer=True, environment=_horovod_environment, works_when_idle=True),
     "AllReduce": _ours("AllReduce"),
     # What a user's spec says where the link is slower than 1 Gbit/s.
-    "AllReduce, 0.2 Gbit/s": replace(_ours("AllReduce"), train=autodist("AllReduce", 0.2), link="200mbit"),
+    "AllReduce, link stated": replace(_ours("AllReduce"), train=autodist("AllReduce", 0.2), link="200mbit"),
     "PSLoadBalancing": _ours("PSLoadBalancing"),
     "PartitionedPS": _ours("PartitionedPS"),
     "PartitionedAR": _ours("PartitionedAR", "mlp", "tlm"),

@@ -184,7 +184,7 @@ class AllReduceBucket(ReduceGradients):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatherRows(ReduceGradients):
-    """One sparse gradient, whose rows are gathered; or added up, where all replicas have the same indices."""
+    """Sparse gradients whose rows are gathered; or one, whose rows are added up, as all replicas have its indices."""
 
     @property
     def scope(self) -> str:

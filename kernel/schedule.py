@@ -26,6 +26,7 @@ from autodist_py.kernel.events import (
     Exchange,
     FetchResults,
     GatherFactors,
+    GatherRows,
     ReduceGradients,
     ReduceStatistics,
     Schedule,
@@ -131,7 +132,13 @@ class _Draft:
             return None
         products = dict(zip(event.gradients, event.products, strict=True)) if isinstance(event, GatherFactors) else {}
         split = [
-            reducing(self.program, part, event.synchronizer, products=[products[one] for one in part if products])
+            reducing(
+                self.program,
+                part,
+                event.synchronizer,
+                is_sparse=isinstance(event, GatherRows),
+                products=[products[one] for one in part if products],
+            )
             for part in parts
         ]
         gradients = as_ready([*self.gradients[:position], *split, *self.gradients[position + 1 :]])

@@ -4,11 +4,7 @@ Dense gradients that travel together (`groups.py` says which) are laid into one 
 gradient that is larger than a buffer is reduced in pieces, or whole by Horovod. A worker that adds up its replicas'
 gradients by itself lays small ones alone into a buffer.
 
-Sparse gradients are gathered: the rows of all replicas, in replica order, with each replica's values weighted. Of one
-lookup these are the rows of one device, in its order; of several lookups in one table, the same rows grouped by
-replica. A worker adds up its rows of one index before it sends them where that makes no difference to the update.
-There they may travel as a dense gradient instead (`sparse_as_dense.py`). Rows that all replicas have are added up, as
-dense gradients are, and of indices that are distinct in the whole batch each comes once.
+Rows of sparse gradients are gathered (`sparse.py`).
 """
 
 from collections.abc import Sequence
@@ -17,21 +13,16 @@ import tensorflow as tf
 
 from autodist_py.kernel.analysis.replica_weights import (
     batch_specs,
-    joined_rows,
     raw_gradient,
     replica_weights,
-    sum_duplicates,
     summed_as,
-    weighted,
     weighted_each,
 )
-from autodist_py.kernel.analysis.row_access import adds_rows_up
-from autodist_py.kernel.collectives import factors, pieces, sparse_as_dense
+from autodist_py.kernel.collectives import factors, pieces, sparse, sparse_as_dense
 from autodist_py.kernel.collectives.collectives import ENGINES, Collectives
 from autodist_py.kernel.collectives.local import LOCAL_REDUCTIONS, copied
 from autodist_py.kernel.compressors.codec import Wire
 from autodist_py.kernel.compressors.coding import Coding
-from autodist_py.kernel.compressors.rounding import rounded, travelling
 from autodist_py.kernel.events import LOCAL, AllReduceBucket, GatherFactors, ReduceGradients
 from autodist_py.kernel.ir import flat_buffers
 from autodist_py.kernel.ir.fragment import Fragment, TensorSpec, trace
@@ -80,7 +71,7 @@ def combine(
             return _reduce_bucket(program, event, values, weights, devices, collectives, recorder)
         if isinstance(event, GatherFactors):
             return factors.multiplied(program, event, values, weights, devices, collectives)
-        return [_reduce_sparse(program, event, values[0], weights, devices, collectives)]
+        return sparse.gathered(program, event, values, weights, devices, collectives)
 
     recorder = Recorder() if isinstance(event, AllReduceBucket) and event.is_coded else None
     return trace(reduce, [batch_specs(program), raw + carried], scope=event.scope), recorder
@@ -229,39 +220,3 @@ def _reduce_coded(
         totals, after = coding.decompress(travelled, states, wire)
         coding.keep(after, after=[travelled])
     return [[[copy] for copy in copied(total, devices)] for total in totals]
-
-
-def _reduce_sparse(
-    program: Program,
-    event: ReduceGradients,
-    gradients: Sequence[Sequence[tf.Tensor]],
-    weights: Sequence[tf.Tensor],
-    devices: Sequence[str],
-    collectives: Collectives,
-) -> list[list[tf.Tensor]]:
-    (gradient,) = event.gradients
-    parts = []
-    for device, (indices, values, _), weight in zip(devices, gradients, weights, strict=True):
-        with tf.device(device):
-            parts.append((indices, weighted(values, weight)))
-    with tf.device(devices[0]):
-        dtype, travels = gradients[0][1].dtype, collectives.num_workers > 1
-        sums_before = travels and gradient.indices != "same" and adds_rows_up(program, gradient)
-        sums = program.options.sum_duplicates or sums_before
-        indices, values = joined_rows(gradient, parts, sums=sums)
-        if travels:
-            half = travelling(event.compressor, dtype)
-            if gradient.indices == "same":
-                sent = values if half == dtype else rounded(values, half, collectives.num_workers)
-                values = collectives.sum_rows(sent)
-            else:
-                indices, values = collectives.gather_rows([indices, rounded(values, half, 1)])
-                if program.options.sum_duplicates or gradient.indices == "distinct":
-                    indices, values = sum_duplicates(indices, tf.cast(values, dtype))
-        values = tf.cast(values, dtype)
-    combined = []
-    shape = program.item.variable(gradient.variable).shape  # A branch that was not taken has no other.
-    for device, (_, _, dense_shape) in zip(devices, gradients, strict=True):
-        with tf.device(device):
-            combined.append([tf.identity(indices), tf.identity(values), tf.constant(shape, dense_shape.dtype)])
-    return combined

@@ -207,10 +207,10 @@ class Collectives:
         ]
 
     def gather_each(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """As `gather_rows`, of matrices that have different numbers of rows; two collectives for all of them, too."""
+        """As `gather_rows`, of parts that have different numbers of rows; two collectives for all of them, too."""
         if self.num_workers == 1:
             return list(parts)
-        words = [to_int32(part) for part in parts]
+        words = [to_int32(_as_matrix(part)) for part in parts]
         rows = tf.stack([tf.shape(part, out_type=tf.int64)[0] for part in parts])
         sizes = self._gather(tf.expand_dims(rows, 0), self._take_keys()) * [one.shape[1] for one in words]
         totals = tf.reduce_sum(sizes, axis=1)

@@ -2,7 +2,8 @@
 
 Dense gradients of one group and dtype are laid into buckets as back-propagation finishes them, or their factors are
 gathered instead (`factors.py`). Outputs that are combined in the same way, the loss say, travel with the first that
-share a bucket. A sparse gradient is an event by itself, or travels as a dense one, among others (`sparse_as_dense.py`).
+share a bucket. Rows of sparse gradients are gathered together as far as a bucket holds them, or a sparse gradient
+travels as a dense one, among others (`sparse_as_dense.py`).
 """
 
 from collections import Counter
@@ -12,6 +13,7 @@ from functools import partial
 
 import tensorflow as tf
 
+from autodist_py.kernel.analysis.first_batch import most_replicas, replica_shapes
 from autodist_py.kernel.analysis.outputs import output_reduction
 from autodist_py.kernel.analysis.replica_weights import dense_bytes, gradient_shapes, summed_as
 from autodist_py.kernel.collectives import factors, pieces, sparse_as_dense
@@ -179,6 +181,7 @@ def reducing(
 
 def _gradient_events(program: Program) -> Iterator[ReduceGradients]:
     dense: dict[tuple[AllReduceSynchronizer, int, str, tf.DType], list[Gradient]] = {}
+    sparse: dict[tuple[AllReduceSynchronizer, int, str, tf.DType], list[Gradient]] = {}
     factors.require_some(program)
     for gradient in program.item.gradients:
         if not program.analysis.is_varying(gradient):
@@ -193,11 +196,11 @@ def _gradient_events(program: Program) -> Iterator[ReduceGradients]:
         is_sparse = gradient.is_sparse and not _is_as_dense(program, synchronizer, gradient, dtype)
         _require_reducible(program, synchronizer, gradient, dtype, is_sparse=is_sparse)
         reduced = replace(synchronizer, sparse_as_dense=None)  # It is decided, and makes no other difference.
-        if is_sparse:
-            yield reducing(program, [gradient], reduced, is_sparse=True)
-        else:
-            key = (reduced, level, program.item.weighting_of(gradient), dtype)
-            dense.setdefault(key, []).append(gradient)
+        key = (reduced, level, program.item.weighting_of(gradient), dtype)
+        (sparse if is_sparse else dense).setdefault(key, []).append(gradient)
+    for (synchronizer, *_), rows in sparse.items():
+        for gathered in _rows_together(program, synchronizer, rows):
+            yield reducing(program, gathered, synchronizer, is_sparse=True)
     cut = pieces.products(program, ((key[0], gradient) for key, together in dense.items() for gradient in together))
     for (synchronizer, *_), together in dense.items():
         finished = sorted(together, key=program.analysis.gradient_depth)
@@ -212,6 +215,30 @@ def _gradient_events(program: Program) -> Iterator[ReduceGradients]:
         for bucket in flat_buffers.filled(others, size, synchronizer.bytes_per_pack):
             product = cut.get(bucket[0].tensors[0]) if len(bucket) == 1 else None
             yield reducing(program, bucket, synchronizer, product=product)
+
+
+def _rows_together(
+    program: Program, synchronizer: AllReduceSynchronizer, gradients: Sequence[Gradient]
+) -> Iterator[Sequence[Gradient]]:
+    """Those whose rows are gathered together: as many as have no more bytes than a bucket in the first step.
+
+    One whose indices are the same for all replicas, or whose number of rows is not known, is alone.
+    """
+    indices = {gradient.tensors[0] for gradient in gradients}
+    counts = {tensor: shape[0] for tensor, shape in replica_shapes(program, indices).items() if shape.rank == 1}
+    known: list[Gradient] = []
+    for gradient in sorted(gradients, key=program.analysis.gradient_depth):
+        if gradient.indices == "same" or counts.get(gradient.tensors[0]) is None:
+            yield [gradient]
+        else:
+            known.append(gradient)
+
+    def size(gradient: Gradient) -> int:
+        variable = program.item.variable(gradient.variable)
+        row = synchronizer.compressor.wire_bytes((1, *variable.shape[1:]), tf.as_dtype(variable.dtype).size)
+        return int(counts[gradient.tensors[0]]) * most_replicas(program) * (row + tf.int64.size)
+
+    yield from flat_buffers.filled(known, size, synchronizer.bytes_per_pack)
 
 
 def _is_as_dense(program: Program, synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DType) -> bool:

@@ -220,25 +220,22 @@ def _gradient_events(program: Program) -> Iterator[ReduceGradients]:
 def _rows_together(
     program: Program, synchronizer: AllReduceSynchronizer, gradients: Sequence[Gradient]
 ) -> Iterator[Sequence[Gradient]]:
-    """Those whose rows are gathered together: as many as have no more bytes than a bucket in the first step.
+    """Those whose rows are gathered together: as many as have no more bytes than a bucket, as far as that is known.
 
-    One whose indices are the same for all replicas, or whose number of rows is not known, is alone.
+    One whose indices are the same for all replicas is alone.
     """
-    indices = {gradient.tensors[0] for gradient in gradients}
-    counts = {tensor: shape[0] for tensor, shape in replica_shapes(program, indices).items() if shape.rank == 1}
-    known: list[Gradient] = []
-    for gradient in sorted(gradients, key=program.analysis.gradient_depth):
-        if gradient.indices == "same" or counts.get(gradient.tensors[0]) is None:
-            yield [gradient]
-        else:
-            known.append(gradient)
+    together = [gradient for gradient in gradients if gradient.indices != "same"]
+    shapes = replica_shapes(program, {gradient.tensors[0] for gradient in together})
 
     def size(gradient: Gradient) -> int:
-        variable = program.item.variable(gradient.variable)
+        """Of the rows of a worker in the first step; 0: not known."""
+        variable, indices = program.item.variable(gradient.variable), shapes[gradient.tensors[0]]
         row = synchronizer.compressor.wire_bytes((1, *variable.shape[1:]), tf.as_dtype(variable.dtype).size)
-        return int(counts[gradient.tensors[0]]) * most_replicas(program) * (row + tf.int64.size)
+        return (indices.num_elements() or 0) * most_replicas(program) * (row + tf.int64.size)
 
-    yield from flat_buffers.filled(known, size, synchronizer.bytes_per_pack)
+    together.sort(key=program.analysis.gradient_depth)
+    yield from flat_buffers.filled(together, size, synchronizer.bytes_per_pack)
+    yield from ([gradient] for gradient in gradients if gradient.indices == "same")
 
 
 def _is_as_dense(program: Program, synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DType) -> bool:

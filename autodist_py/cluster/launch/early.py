@@ -1,10 +1,10 @@
 """Workers that start together with the chief, under `autodist run`, and wait until it comes to `AutoDist(...)`.
 
 So all import TensorFlow at once. Their scripts begin when the chief's is there, as where workers are started by it:
-what a script does before, such as a download, has been done once when they come to it.
+what a script does before, such as a download, has been done once when they come to it. If it never is there, they end,
+as their standard input does.
 """
 
-import atexit
 import os
 import sys
 from collections.abc import Sequence
@@ -61,8 +61,7 @@ def start_workers() -> None:
             return
         early = _Early(load_resource_spec(settings.resource_spec))
         _of_process.append(early)
-        atexit.register(early.end)
-        os.register_at_fork(after_in_child=early.processes.clear)  # They are not that process's to tell, or to end.
+        os.register_at_fork(after_in_child=early.processes.clear)  # They are not that process's to tell.
         sys.meta_path.insert(0, early)
         command, folder = [sys.executable, *sys.orig_argv[1:]], os.getcwd()
         for rank, node in enumerate(early.resources.workers):

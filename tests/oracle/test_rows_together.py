@@ -116,7 +116,7 @@ def test_workers_may_have_other_numbers_of_rows_and_none(cluster: Cluster, reduc
 
 @on_two_workers
 def test_a_bucket_holds_no_more_rows_than_it_says(cluster: Cluster, tmp_path: Path) -> None:
-    """Of 4 examples a worker: 4 rows of 1 number, 12 of 5 and 8 of 6, each with its index; of `once` it is not known."""
+    """Of 4 examples a worker: 4 rows of 1 number, 12 of 5 and 8 of 6, each with its index; of `once` nobody knows."""
     found = same(cluster.run(train, folder=str(tmp_path), builder=AllReduce(sparse_as_dense=False, bytes_per_pack=700)))
     assert found == [{"bias", "once", "wide"}, {"deep"}]
 

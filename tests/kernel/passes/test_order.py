@@ -67,7 +67,8 @@ def test_gradients_that_are_ready_at_once_take_turns():
             table.scatter_sub(rows)
 
     item = capture_steps.capture(step, tf.constant([0, 1])).item
-    collectives = kernel_programs.after("order", item, kernel_programs.topology(1, 1)).lowered.collectives
+    strategy = kernel_programs.all_reduce(item, chunk_size=1)
+    collectives = kernel_programs.after("order", item, kernel_programs.topology(1, 1), strategy).lowered.collectives
     names = ["sparse gradients of one", "sparse gradients of other"]
     assert [one.what for one in collectives] == names * 2, "how many rows each has, then the rows"
 

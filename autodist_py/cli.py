@@ -75,8 +75,7 @@ def run(
 ) -> None:
     """Run SCRIPT with ARGS on every worker, with this Python.
 
-    The script starts as the chief. The processes of the other workers start at once, too, and import TensorFlow. In
-    them the script begins when that of the chief makes its AutoDist object.
+    The script starts as the chief; the other workers start when it makes its AutoDist object.
 
     Each line of output starts with the rank of its worker: all of the chief's, of the others warnings, errors and what
     comes after an error. What TensorFlow says whenever it starts is left out, unless TF_CPP_MIN_LOG_LEVEL is 0. A line

@@ -10,7 +10,6 @@ import grpc
 from autodist_py.cluster.coordinator.events import Probe, Stop
 from autodist_py.cluster.coordinator.service import serve
 from autodist_py.cluster.coordinator.shell import Coordinator
-from autodist_py.cluster.launch.early import waiting_for
 from autodist_py.cluster.launch.local import (
     Job,
     LaunchedWorker,
@@ -155,8 +154,8 @@ def launcher_for(resources: ResourceSpec, settings: Settings) -> Launcher | None
         return None
     output = chief_output(settings.worker_output, brief=settings.output == "brief")
     if resources.is_local:
-        return LocalLauncher(output, last_words_descriptor=settings.worker_output, waiting=waiting_for(resources))
-    return SshLauncher(output, resources, settings, waiting=waiting_for(resources))
+        return LocalLauncher(output, last_words_descriptor=settings.worker_output)
+    return SshLauncher(output, resources, settings)
 
 
 def _require_known_port(settings: Settings) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from tests.lab.conftest import ENDED_SECONDS, SPEC, SSH, Lab, Run
 from tests.support.by_horovod import is_installed
-from tests.support.processes import AUTODIST, until
 
 pytestmark = [pytest.mark.alone, pytest.mark.turns(6)]
 
@@ -298,34 +297,6 @@ def test_a_worker_that_has_not_joined_ends_with_a_killed_chief(lab, start, tmp_p
 
     run.send(signal.SIGKILL)
 
-    lab.wait_until_gone(str(tmp_path), ENDED_SECONDS)
-
-
-PREPARES = """
-import os, sys, time
-from pathlib import Path
-found = "tensorflow" in sys.modules
-import tensorflow as tf
-while "AUTODIST_RANK" not in os.environ and not Path("go").exists():
-    time.sleep(0.02)
-from autodist_py import AutoDist
-print("found", AutoDist().rank, found, flush=True)
-"""
-
-
-@pytest.mark.parametrize("is_stopped", [False, True])
-def test_a_host_imports_tensorflow_while_the_chief_prepares(lab, start, tmp_path, is_stopped):
-    (tmp_path / "train.py").write_text(PREPARES)
-    (tmp_path / "spec.yaml").write_text(SPEC + SSH)
-    run = start(0, [*AUTODIST, "run", "--spec", "spec.yaml", str(tmp_path / "train.py")], folder=tmp_path)
-    until(lambda: lab.processes(1, "train.py"), 30)  # An agent, and the worker.
-    if is_stopped:
-        run.send(signal.SIGINT)
-        assert run.end(ENDED_SECONDS) != 0
-    else:
-        (tmp_path / "go").touch()
-        assert run.end(90) == 0, run.text
-        assert {"[0] found 0 False", "[1] found 1 True"} <= set(run.lines), run.text
     lab.wait_until_gone(str(tmp_path), ENDED_SECONDS)
 
 

@@ -144,7 +144,7 @@ def _of_each(
 ) -> list[tuple[str, ...]]:
     """Of the losses that each gradient was asked for, those that depend on its variable."""
     several = dict.fromkeys(tensor for targets in losses if len(targets) > 1 for tensor in targets)
-    made_of = {tensor: whole.dataflow_ancestors({op_of(tensor)}) for tensor in several}
+    made_of = {tensor: whole.dataflow_ancestors({op_of(tensor)} & whole.nodes.keys()) for tensor in several}
     return [
         tuple(tensor for tensor in targets if gradient.variable in made_of.get(tensor, ())) or targets
         for gradient, targets in zip(gradients, losses, strict=True)

@@ -15,13 +15,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import IO, cast
 
-from autodist_py.cluster.launch.waiting import is_told_to_wait, with_start
-
 STARTED = b"autodist: this Python runs\n"
 """What is written to standard error first: nothing on the way there has failed. Afterwards nothing is written to it."""
-
-STARTS, WAITS = "starts", "waits"
-"""Whether the worker's script begins at once, or when the worker is told so."""
 
 _TERMINATE_SECONDS = 1.0
 
@@ -29,30 +24,21 @@ _TERMINATE_SECONDS = 1.0
 def main(arguments: Sequence[str]) -> int:
     """Runs a worker; its exit code, 128 + n when signal n ended it.
 
-    The first line of standard input is the worker's own (see `told.py`), after those for one that waits (see
-    `waiting.py`); then come the names of signals for the worker and all that it started, a line each. When it ends, the
-    worker has as many seconds as the first argument says.
+    The first line of standard input is the worker's own (see `told.py`); then come the names of signals for the worker
+    and all that it started, a line each. When it ends, the worker has as many seconds as the first argument says.
     """
-    grace, how, *options = arguments
+    grace, *options = arguments
     sys.stderr.buffer.write(STARTED)
     sys.stderr.flush()
     os.dup2(1, 2)  # One pipe, so that lines stay in order.
     told = open(0, "rb", buffering=0)  # noqa: SIM115 - open to the end; a buffer's lock would outlive its thread.
-    process = subprocess.Popen(
-        [sys.executable, *options],
-        stdin=subprocess.PIPE,
-        start_new_session=True,
-        env=with_start(os.environ) if how == WAITS else None,
-    )
+    line = told.readline()
+    process = subprocess.Popen([sys.executable, *options], stdin=subprocess.PIPE, start_new_session=True)
     worker = _Group(process)
+    with suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as stdin:
+        stdin.write(line)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, worker.pass_on)
-    with suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as stdin:
-        for line in told:
-            stdin.write(line)
-            stdin.flush()
-            if not is_told_to_wait(line):
-                break
     threading.Thread(target=_obey, args=(worker, told, float(grace)), daemon=True).start()
     code = worker.wait()
     return code if code >= 0 else 128 - code

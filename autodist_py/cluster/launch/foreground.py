@@ -1,8 +1,7 @@
 """The chief's process in the foreground: its output is relayed, stop signals are forwarded, its exit code is returned.
 
-It knows nothing of the other workers: the chief starts them, before its script begins (`early.py`), and hands their
-output over by a pipe. Where somebody else kills the chief, as the kernel does for lack of memory, nobody but us can say
-so.
+It knows nothing of the other workers: the chief starts them, and hands their output over by a pipe. Where somebody else
+kills the chief, as the kernel does for lack of memory, nobody but us can say so.
 """
 
 import os
@@ -18,7 +17,6 @@ from typing import IO
 
 from autodist_py.cluster.launch.console import LineSplitter, Screen
 from autodist_py.cluster.launch.oom import killed_for_memory
-from autodist_py.cluster.launch.waiting import with_start
 from autodist_py.cluster.progress import new_progress, step_of
 from autodist_py.config.settings import PROGRESS_VARIABLE, WORKER_OUTPUT_VARIABLE
 
@@ -60,7 +58,7 @@ def run_chief(command: Sequence[str], environment: Mapping[str, str], *, output:
             process = subprocess.Popen(
                 command,
                 env={
-                    **with_start(environment),
+                    **environment,
                     WORKER_OUTPUT_VARIABLE: str(write_end),
                     PROGRESS_VARIABLE: str(progress.fileno()),
                 },

@@ -14,12 +14,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import IO, Protocol, cast
 
 from autodist_py.cluster.launch.brief import Brief
 from autodist_py.cluster.launch.told import Told
-from autodist_py.cluster.launch.waiting import Waiting, tell, with_start
 from autodist_py.config.settings import (
     COORDINATOR_VARIABLE,
     PROGRESS_VARIABLE,
@@ -87,53 +85,28 @@ class LocalLauncher:
     between fork and exec, which is unsafe beside other threads, and is sent when the starting *thread* ends.
     """
 
-    def __init__(
-        self,
-        output: "LineOutput",
-        *,
-        last_words_descriptor: int | None = None,
-        waiting: Mapping[int, Waiting] | None = None,
-    ) -> None:
-        """Show workers' output; to the descriptor they may write when the chief is lost; some may wait already."""
+    def __init__(self, output: "LineOutput", *, last_words_descriptor: int | None = None) -> None:
+        """Show workers' output; to the descriptor they may write when the chief is lost."""
         self._output = output
         self._last_words_descriptor = last_words_descriptor
-        self._waiting = dict(waiting or {})
         self._command, self._folder = own_command(), own_folder()
 
     def launch(self, job: Job, *, on_exit: ExitReport) -> "LocalWorker":
         """See Launcher. Standard input is at its end after what the worker is told."""
-        words = self._last_words_descriptor
-        environment = _environment(own_variables(job.rank, job.coordinator), words)
-        waiting = self._waiting.pop(job.rank, None)
-        process = _started(self._command, self._folder, environment, words) if waiting is None else waiting.process
+        process = subprocess.Popen(
+            self._command,
+            cwd=self._folder,
+            env=_environment(os.environ, job, self._last_words_descriptor),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=() if self._last_words_descriptor is None else (self._last_words_descriptor,),
+        )
         worker = LocalWorker(job.rank, process, self._output, on_exit)
-        if waiting is None:
-            tell(process, job.told.line())
-        else:
-            waiting.begins(environment, job.told.line())
-        cast(IO[bytes], process.stdin).close()
+        with suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as stdin:
+            stdin.write(job.told.line())
         return worker
-
-
-def wait_locally(rank: int, command: Sequence[str], folder: str, last_words_descriptor: int | None) -> Waiting:
-    """A process of this machine that waits for the job of that rank."""
-    environment = partial(_environment, own_variables(rank), last_words_descriptor)
-    return Waiting(_started(command, folder, with_start(environment()), last_words_descriptor), environment)
-
-
-def _started(
-    command: Sequence[str], folder: str, environment: Mapping[str, str], last_words_descriptor: int | None
-) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        pass_fds=() if last_words_descriptor is None else (last_words_descriptor,),
-    )
 
 
 class LocalWorker:
@@ -320,13 +293,12 @@ def own_folder() -> str:
     return os.getcwd()
 
 
-def own_variables(rank: int, coordinator: str | None = None) -> dict[str, str]:
-    """The environment variables that make a process this worker, of that coordinator once there is one."""
+def own_variables(job: Job) -> dict[str, str]:
+    """The environment variables that make a process this worker."""
     # Unbuffered: what a worker has printed when it dies is seen.
-    own = {RANK_VARIABLE: str(rank), "PYTHONUNBUFFERED": "1"}
-    return own if coordinator is None else own | {COORDINATOR_VARIABLE: coordinator}
+    return {RANK_VARIABLE: str(job.rank), COORDINATOR_VARIABLE: job.coordinator, "PYTHONUNBUFFERED": "1"}
 
 
-def _environment(variables: dict[str, str], last_words_descriptor: int | None) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED} | variables
+def _environment(environment: Mapping[str, str], job: Job, last_words_descriptor: int | None) -> dict[str, str]:
+    own = {name: value for name, value in environment.items() if name not in _NOT_PASSED} | own_variables(job)
     return own if last_words_descriptor is None else own | {WORKER_OUTPUT_VARIABLE: str(last_words_descriptor)}

@@ -9,16 +9,14 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-from autodist_py.cluster.launch.agent import STARTED, STARTS, WAITS
+from autodist_py.cluster.launch.agent import STARTED
 from autodist_py.cluster.launch.local import (
     ExitReport,
     Job,
@@ -28,7 +26,6 @@ from autodist_py.cluster.launch.local import (
     own_folder,
     own_variables,
 )
-from autodist_py.cluster.launch.waiting import Waiting, tell
 from autodist_py.config.settings import (
     PROGRESS_VARIABLE,
     RESOURCE_SPEC_VARIABLE,
@@ -72,18 +69,10 @@ class SshLauncher:
     Each `ssh` is a session of its own, as Ctrl-C at a terminal is for the chief alone.
     """
 
-    def __init__(
-        self,
-        output: LineOutput,
-        resources: ResourceSpec,
-        settings: Settings,
-        *,
-        waiting: Mapping[int, Waiting] | None = None,
-    ) -> None:
+    def __init__(self, output: LineOutput, resources: ResourceSpec, settings: Settings) -> None:
         self._output = output
         self._resources = resources
         self._settings = settings
-        self._waiting = dict(waiting or {})
         self._command, self._folder = own_command(), own_folder()
 
     def launch(self, job: Job, *, on_exit: ExitReport) -> "SshWorker":
@@ -93,72 +82,20 @@ class SshLauncher:
             ClusterError: there is no ssh client, or not the key that it is to use.
         """
         config = self._resources.ssh_config(job.node)
-        way = _Way(job.rank, job.node, config, self._settings, self._folder)
-        environment = remote_environment(os.environ, config, own_variables(job.rank, job.coordinator))
-        waiting = self._waiting.pop(job.rank, None)
-        process = way.started(self._command, environment) if waiting is None else waiting.process
-        needs = f"the folder {self._folder} and {way.python}, which has autodist_py"
-        worker = SshWorker(job, process, self._output, on_exit, client=way.client(), needs=needs)
-        if waiting is None:
-            worker.tell(job.told.line())
-        else:
-            waiting.begins(environment, job.told.line())
-        return worker
-
-
-def wait_over_ssh(
-    rank: int, node: NodeSpec, resources: ResourceSpec, settings: Settings, command: Sequence[str], folder: str
-) -> Waiting:
-    """A process of the node that waits for the job of that rank, behind its ssh client.
-
-    Raises:
-        ClusterError: as `SshLauncher.launch`.
-    """
-    config = resources.ssh_config(node)
-
-    def environment_now() -> dict[str, str]:
-        return remote_environment(os.environ, config, own_variables(rank))
-
-    process = _Way(rank, node, config, settings, folder).started(command, environment_now(), waits=True)
-    return Waiting(process, environment_now)
-
-
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """How a process of another host is started: the node of a rank, and how it is come to."""
-
-    rank: int
-    node: NodeSpec
-    config: SSHConfig
-    settings: Settings
-    folder: str
-
-    @property
-    def python(self) -> str:
-        """The interpreter there."""
-        return f"{self.config.python_venv}/bin/python" if self.config.python_venv else sys.executable
-
-    def client(self) -> list[str]:
-        """See `ssh_command`."""
-        return ssh_command(self.node, self.config, self.settings)
-
-    def started(
-        self, command: Sequence[str], environment: Mapping[str, str], *, waits: bool = False
-    ) -> "subprocess.Popen[bytes]":
-        """The client, told to start a worker there that runs `command`, perhaps once it is told to.
-
-        Raises:
-            ClusterError: as `SshLauncher.launch`.
-        """
+        client = ssh_command(job.node, config, self._settings)
+        python, *options = self._command
+        python = f"{config.python_venv}/bin/python" if config.python_venv else python
         # A worker that notices the chief's end by itself has so long to end by itself.
-        grace = self.settings.heartbeat_timeout + self.settings.exit_grace + _MARGIN_SECONDS
-        agent = ["-m", "autodist_py.cluster.launch.agent", f"{grace:g}", WAITS if waits else STARTS]
+        grace = self._settings.heartbeat_timeout + self._settings.exit_grace + _MARGIN_SECONDS
         script = shell_script(
-            self.folder, environment, venv=self.config.python_venv, command=[self.python, *agent, *command[1:]]
+            self._folder,
+            remote_environment(os.environ, job, config),
+            venv=config.python_venv,
+            command=[python, "-m", "autodist_py.cluster.launch.agent", f"{grace:g}", *options],
         )
         try:
             process = subprocess.Popen(
-                [*self.client(), _READ_AND_DO],
+                [*client, _READ_AND_DO],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -166,11 +103,13 @@ class _Way:
             )
         except FileNotFoundError as error:
             raise ClusterError(
-                f"workers on other machines are started by the program `ssh`. Received: {self.node.address} as the "
-                f"node of rank {self.rank}, and no `ssh` on the PATH of this machine. Install an OpenSSH client."
+                f"workers on other machines are started by the program `ssh`. Received: {job.node.address} as the node "
+                f"of rank {job.rank}, and no `ssh` on the PATH of this machine. Install an OpenSSH client."
             ) from error
-        tell(process, os.fsencode(f"{script}\n"))
-        return process
+        needs = f"the folder {self._folder} and {python}, which has autodist_py"
+        worker = SshWorker(job, process, self._output, on_exit, client=client, needs=needs)
+        worker.tell(os.fsencode(f"{script}\n") + job.told.line())
+        return worker
 
 
 class SshWorker:
@@ -220,7 +159,10 @@ class SshWorker:
 
     def tell(self, text: bytes) -> None:
         """Writes to the standard input of what ssh runs."""
-        tell(self._process, text)
+        descriptor = cast(IO[bytes], self._process.stdin).fileno()
+        with suppress(BrokenPipeError):
+            while text:
+                text = text[os.write(descriptor, text) :]
 
     def _end_client(self) -> None:
         if self._process.returncode is None:
@@ -311,8 +253,8 @@ def ssh_command(node: NodeSpec, config: SSHConfig, settings: Settings) -> list[s
     return [*command, node.address]
 
 
-def remote_environment(environment: Mapping[str, str], config: SSHConfig, own: dict[str, str]) -> dict[str, str]:
-    """What a worker on another host is given beside that host's own environment; `own` makes it this worker.
+def remote_environment(environment: Mapping[str, str], job: Job, config: SSHConfig) -> dict[str, str]:
+    """What a worker on another host is given beside that host's own environment.
 
     Settings of autodist_py, TensorFlow, Keras and what they communicate by are the chief's, as all workers must
     agree; what depends on the machine (paths of libraries, devices) is the host's own, or in `shared_envs`.
@@ -324,7 +266,7 @@ def remote_environment(environment: Mapping[str, str], config: SSHConfig, own: d
         and name not in _NOT_PASSED
         and re.fullmatch(r"\w+", name, re.ASCII)
     }
-    return passed | dict(config.shared_envs) | own
+    return passed | dict(config.shared_envs) | own_variables(job)
 
 
 def shell_script(folder: str, environment: Mapping[str, str], *, venv: str | None, command: Sequence[str]) -> str:

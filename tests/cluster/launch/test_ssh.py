@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from autodist_py.cluster.launch.local import Job, own_variables, stop_workers
+from autodist_py.cluster.launch.local import Job, stop_workers
 from autodist_py.cluster.launch.ssh import SshLauncher, remote_environment, shell_script, ssh_command
 from autodist_py.cluster.launch.told import Told
 from autodist_py.config.settings import Settings
@@ -163,7 +163,7 @@ def test_the_chiefs_settings_are_passed_and_what_is_of_its_machine_is_not():
     }
     config = SSHConfig(shared_envs=(("LD_LIBRARY_PATH", "/remote/lib"), ("KERAS_BACKEND", "jax")))
 
-    assert remote_environment(environment, config, own_variables(1, "10.0.0.1:9")) == {
+    assert remote_environment(environment, Job(1, NodeSpec("10.0.0.2"), "10.0.0.1:9", Told(SECRET)), config) == {
         "AUTODIST_SEED": "3",
         "TF_NUM_INTEROP_THREADS": "2",
         "PYTHONPATH": "/src",

@@ -1,1 +1,0 @@
-"""A folder for the front of PYTHONPATH: Python then runs its `sitecustomize` before a script."""

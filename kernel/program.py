@@ -38,10 +38,6 @@ class Invariant(Enum):
     ORDERED = "the collectives are the schedule's; each waits for those before it but one, or is found by its name"
 
 
-LARGEST_BUCKET = 2 << 20
-"""Of those sizes that are chosen: see `benchmarks/collectives.py`, docs/performance.md."""
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
     """What the user chose beside the strategy.
@@ -57,7 +53,6 @@ class Options:
         examples: how many the chief is given in the step that the program is compiled for: the same on every worker;
             None: not known.
         bandwidth: of the slowest node's link, in bit/s; None: nothing leaves the host.
-        bucket_bytes: how many bytes a bucket of dense gradients has at most, where the strategy does not say.
         keeps_copies: whether further replicas' variables are the user's own, and keep their values from step to step;
             else those that are `per_replica` are, and each step begins with the first replica's of others.
         folds_seeds: whether each replica draws numbers of its own where the program gives a seed.
@@ -72,7 +67,6 @@ class Options:
     channel: str = "channel"
     examples: int | None = None
     bandwidth: float | None = None
-    bucket_bytes: int = LARGEST_BUCKET
     keeps_copies: bool = False
     folds_seeds: bool = True
 

@@ -26,8 +26,8 @@ class AllReduce:
         compressor: how gradients are coded on the wire: a compressor, or its text, such as "HorovodCompressor", half
             precision, or "HorovodCompressor(dtype='bfloat16')"; all but NoneCompressor lose precision.
         bytes_per_pack: how large the buffers are in which the gradients of a group are reduced, as back-propagation
-            finishes them; a larger gradient is reduced in pieces, by HOROVOD whole. 0: the size that is best for the
-            slowest link of the resource spec (docs/performance.md).
+            finishes them; a larger gradient is reduced in pieces, by HOROVOD whole. 0: a size that follows from
+            the slowest link of the resource spec and the model's size (docs/performance.md).
         timeout_seconds: how long a step waits for a worker that has not begun it, or that is not heard of in the middle
             of it: then 2 s at least, and no longer than AUTODIST_HEARTBEAT_TIMEOUT, after which a silent worker is lost
             anyway. Within two more seconds every worker raises, and names the worker and the variables of the group for

@@ -6,12 +6,23 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from autodist_py.cluster import tf_adapter
 from autodist_py.proto.errors import WorkerFailedError
 
 _log = logging.getLogger(__name__)
 
 CAUSE_SECONDS = 2.0
 """How long an error that may follow from another worker's failure waits for that failure to be known."""
+
+
+def cause_seconds(error: BaseException, heartbeat_timeout: float) -> float:
+    """How long an error waits for the failure that it may follow from.
+
+    A broken connection may be seen first. Of a worker that nobody started for this run, a missing heartbeat alone
+    tells that it is gone.
+    """
+    return CAUSE_SECONDS + (heartbeat_timeout if tf_adapter.is_broken_connection(error) else 0.0)
+
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from autodist_py.cluster.coordinator_link import MARGIN_SECONDS, CoordinatorLink
 from autodist_py.cluster.exit_hooks import may_be_in_tensorflow, one_line
 from autodist_py.cluster.failure import FAILED, INTERRUPTED, TERMINATED
 from autodist_py.cluster.heartbeat import Heartbeat
-from autodist_py.cluster.run_failure import CAUSE_SECONDS, RunFailure
+from autodist_py.cluster.run_failure import RunFailure, cause_seconds
 from autodist_py.proto.errors import ClusterError, WorkerFailedError
 
 
@@ -51,9 +51,8 @@ class ScriptEnd:
         if self._signal is not None or isinstance(error, WorkerFailedError):
             return False
         if tf_adapter.is_tensorflow_error(error):
-            # Of a worker that nobody started for this run, a missing heartbeat alone tells that it is gone.
-            longer = self._heartbeat.timeout if tf_adapter.is_broken_connection(error) else 0.0
-            if self._failure.error(wait=CAUSE_SECONDS + longer) is not None:
+            seconds = cause_seconds(error, self._heartbeat.timeout)
+            if self._failure.error(wait=seconds) is not None:
                 return False
         self._link.abort(FAILED, one_line(error))
         return True

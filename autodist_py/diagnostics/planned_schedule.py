@@ -4,8 +4,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from autodist_py.diagnostics.plan import PlannedSchedule
-from autodist_py.kernel.collectives.bucket_size import of_links
-from autodist_py.kernel.collectives.engines import automatic_engine, with_engine
+from autodist_py.kernel.collectives.engines import automatic_engine, slowest_bandwidth, with_engine
 from autodist_py.kernel.events import GatherFactors
 from autodist_py.kernel.pipeline import planned
 from autodist_py.kernel.printer import format_schedule
@@ -22,7 +21,7 @@ def planned_schedule(
 ) -> PlannedSchedule:
     """The events of a step of so many examples under a heading; or why the program would be refused."""
     chosen = with_engine(strategy, item, automatic_engine(item, strategy, resources))
-    options = replace(options, **of_links(item, resources), examples=examples)
+    options = replace(options, bandwidth=slowest_bandwidth(resources), examples=examples)
     try:
         schedule = planned(item, chosen, resolve(strategy.replicas, resources, worker=0), options)
     except AutoDistError as error:

@@ -20,8 +20,7 @@ from autodist_py.cluster.cluster import Cluster
 from autodist_py.diagnostics.plan import Planner
 from autodist_py.diagnostics.timeline import Timeline
 from autodist_py.kernel.analysis.own_state import own_state
-from autodist_py.kernel.collectives.bucket_size import of_links
-from autodist_py.kernel.collectives.engines import Engine, automatic_engine, with_engine
+from autodist_py.kernel.collectives.engines import Engine, automatic_engine, slowest_bandwidth, with_engine
 from autodist_py.kernel.ir.dataflow import writes_of_own_part
 from autodist_py.kernel.pipeline import CompiledProgram, compile
 from autodist_py.kernel.program import Options
@@ -252,7 +251,7 @@ class Compiler:
             first_instance_key=self.cluster.next_instance_key,
             channel=f"{self.cluster.run_id}/{self.agreement.key('channel')}",
             examples=int(self.agreement.chiefs("examples", str(step.examples or 0))) or None,
-            **of_links(step.item, self._resources),
+            bandwidth=slowest_bandwidth(self._resources),
             **own,
         )
         self.cluster.next_instance_key = program.next_instance_key

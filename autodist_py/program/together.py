@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from autodist_py.cluster.cluster import Cluster
 from autodist_py.cluster.input_check import SAME_DATA_ADVICE
-from autodist_py.cluster.run_failure import CAUSE_SECONDS
+from autodist_py.cluster.run_failure import cause_seconds
 from autodist_py.cluster.step_hook import StepHook
 from autodist_py.kernel.events import Collective
 from autodist_py.kernel.passes.read_data import END_OF_DATA, OTHER_DATA
@@ -58,9 +58,8 @@ class Together(StepHook):
         where = self._where(error)
         self._cluster.stopped_in(where)
         data_error = _data_error(error)
-        # Of a worker that nobody started for this run, a missing heartbeat alone tells that it is gone.
-        longer = self._cluster.heartbeat_timeout if isinstance(error, tf.errors.UnavailableError) else 0.0
-        failure = self._cluster.failure(wait=CAUSE_SECONDS + longer if data_error is None else 0.0)
+        seconds = cause_seconds(error, self._cluster.heartbeat_timeout) if data_error is None else 0.0
+        failure = self._cluster.failure(wait=seconds)
         if failure is not None:
             if where:
                 failure.add_note(f"while this worker waited for the others to combine {where}")

@@ -6,6 +6,7 @@ share a bucket. Rows of sparse gradients are gathered together as far as a bucke
 travels as a dense one, among others (`sparse_as_dense.py`).
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from autodist_py.kernel.analysis.first_batch import most_replicas, replica_shape
 from autodist_py.kernel.analysis.outputs import output_reduction
 from autodist_py.kernel.analysis.replica_weights import dense_bytes, gradient_shapes, summed_as
 from autodist_py.kernel.collectives import factors, pieces, sparse_as_dense
+from autodist_py.kernel.collectives.bucket_size import LARGEST_BUCKET, automatic_bucket_bytes
 from autodist_py.kernel.collectives.collectives import CARRIED_BY_HOROVOD, REDUCIBLE
 from autodist_py.kernel.collectives.members import (
     engine_of,
@@ -34,6 +36,9 @@ from autodist_py.kernel.program import Program
 from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import Gradient, Output
 from autodist_py.proto.synchronizers import AllReduceSynchronizer
+
+_MOST_UNKNOWN = 8
+"""Of tables, whose rows are gathered together: each waits for the last of them."""
 
 _MOST_PIECES = 4096
 """Of one gradient: each is a collective, of which the graph would be made alone."""
@@ -183,6 +188,7 @@ def _gradient_events(program: Program) -> Iterator[ReduceGradients]:
     dense: dict[tuple[AllReduceSynchronizer, int, str, tf.DType], list[Gradient]] = {}
     sparse: dict[tuple[AllReduceSynchronizer, int, str, tf.DType], list[Gradient]] = {}
     factors.require_some(program)
+    of_rings = automatic_bucket_bytes(program.item, program.options.bandwidth)
     for gradient in program.item.gradients:
         if not program.analysis.is_varying(gradient):
             continue  # It is computed from replicated values alone (a regularizer's): equal on all replicas.
@@ -190,17 +196,22 @@ def _gradient_events(program: Program) -> Iterator[ReduceGradients]:
         synchronizer = None if own is None else own.as_all_reduce
         if synchronizer is None:
             continue
-        synchronizer = replace(synchronizer, bytes_per_pack=synchronizer.bytes_per_pack or program.options.bucket_bytes)
+        given = synchronizer.bytes_per_pack
+        # What a message takes was measured of rings.
+        automatic = LARGEST_BUCKET if synchronizer.spec == "HOROVOD" else of_rings
+        synchronizer = replace(synchronizer, bytes_per_pack=given or automatic)
         dtype = tf.as_dtype(program.item.variable(gradient.variable).dtype)
         level = program.analysis.gradient_level(gradient)
         is_sparse = gradient.is_sparse and not _is_as_dense(program, synchronizer, gradient, dtype)
         _require_reducible(program, synchronizer, gradient, dtype, is_sparse=is_sparse)
         reduced = replace(synchronizer, sparse_as_dense=None)  # It is decided, and makes no other difference.
+        if is_sparse:
+            reduced = replace(reduced, bytes_per_pack=given or LARGEST_BUCKET)
         key = (reduced, level, program.item.weighting_of(gradient), dtype)
         (sparse if is_sparse else dense).setdefault(key, []).append(gradient)
     for (synchronizer, *_), rows in sparse.items():
-        for gathered in _rows_together(program, synchronizer, rows):
-            yield reducing(program, gathered, synchronizer, is_sparse=True)
+        for together in _rows_together(program, synchronizer, rows):
+            yield reducing(program, together, synchronizer, is_sparse=True)
     cut = pieces.products(program, ((key[0], gradient) for key, together in dense.items() for gradient in together))
     for (synchronizer, *_), together in dense.items():
         finished = sorted(together, key=program.analysis.gradient_depth)
@@ -220,22 +231,27 @@ def _gradient_events(program: Program) -> Iterator[ReduceGradients]:
 def _rows_together(
     program: Program, synchronizer: AllReduceSynchronizer, gradients: Sequence[Gradient]
 ) -> Iterator[Sequence[Gradient]]:
-    """Those whose rows are gathered together: as many as have no more bytes than a bucket, as far as that is known.
+    """Those whose rows are gathered together: as many as have no more bytes than a bucket in the first step.
 
-    One whose indices are the same for all replicas is alone.
+    Where the number of rows is not known, they are as many bytes as let `_MOST_UNKNOWN` be together. One whose indices
+    are the same for all replicas is alone, and one whose rows have no numbers.
     """
-    together = [gradient for gradient in gradients if gradient.indices != "same"]
-    shapes = replica_shapes(program, {gradient.tensors[0] for gradient in together})
+    rows_of = {one: program.item.variable(one.variable).shape[1:] for one in gradients}
+    alone = [one for one in gradients if one.indices == "same" or not math.prod(rows_of[one])]
+    together = [one for one in gradients if one not in alone]
+    shapes = replica_shapes(program, {one.tensors[0] for one in together})
 
     def size(gradient: Gradient) -> int:
-        """Of the rows of a worker in the first step; 0: not known."""
-        variable, indices = program.item.variable(gradient.variable), shapes[gradient.tensors[0]]
-        row = synchronizer.compressor.wire_bytes((1, *variable.shape[1:]), tf.as_dtype(variable.dtype).size)
-        return (indices.num_elements() or 0) * most_replicas(program) * (row + tf.int64.size)
+        indices = shapes[gradient.tensors[0]].num_elements()
+        if indices is None:
+            return synchronizer.bytes_per_pack // _MOST_UNKNOWN
+        dtype = tf.as_dtype(program.item.variable(gradient.variable).dtype)
+        row = synchronizer.compressor.wire_bytes((1, *rows_of[gradient]), dtype.size)
+        return int(indices) * most_replicas(program) * (row + tf.int64.size)
 
     together.sort(key=program.analysis.gradient_depth)
     yield from flat_buffers.filled(together, size, synchronizer.bytes_per_pack)
-    yield from ([gradient] for gradient in gradients if gradient.indices == "same")
+    yield from ([one] for one in alone)
 
 
 def _is_as_dense(program: Program, synchronizer: AllReduceSynchronizer, gradient: Gradient, dtype: tf.DType) -> bool:
@@ -297,7 +313,7 @@ def _why_not_dense(program: Program, synchronizer: AllReduceSynchronizer, gradie
     if synchronizer.spec != "HOROVOD" and size > _MOST_PIECES * synchronizer.bytes_per_pack:
         return (
             f"bytes_per_pack={synchronizer.bytes_per_pack} is too small for its "
-            f"gradient, of which {size} bytes travel: it would be reduced in more than {_MOST_PIECES} pieces; give a "
-            "larger one, or 0, an automatic one"
+            f"gradient, of which {size} bytes travel: it would be reduced in more than {_MOST_PIECES} pieces; give "
+            f"{-(-size // _MOST_PIECES)} or more"
         )
     return ""

@@ -85,4 +85,4 @@ def test_systems_that_train_otherwise_are_named_with_the_step():
 def test_a_ratio_to_before_is_of_the_same_round():
     measured = cell(None, {"ours": (1.0, 4.0, 3.0), "ours, before": (2.0, 2.0, 3.0)})
     assert measured.ratio("ours", "ours, before") == 1.0  # Of 0.5, 2 and 1.
-    assert compared(measured) == ["mlp, none, ours: 1.000 of the time before"]
+    assert compared(measured) == ["mlp, 2 hosts, none, ours: 1.000 of the time before"]

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autodist_py.kernel.collectives.bucket_size import automatic_bucket_bytes
-from autodist_py.kernel.program import LARGEST_BUCKET
+from autodist_py.kernel.collectives.bucket_size import LARGEST_BUCKET, automatic_bucket_bytes
 from autodist_py.proto.graph_item import Gradient, GraphItem, Variable
 from tests.support.processes import AUTODIST, ended
 
@@ -47,14 +46,15 @@ def test_over_slow_links_no_other_number_of_buckets_takes_less(sizes, bandwidth)
             assert seconds(total / size) <= seconds(factor * total / size) * (1 + 1e-4)
 
 
-@given(size=st.integers(1, 10**9), bandwidth=st.floats(1e3, 9.99e8))
-def test_there_are_no_more_than_a_thousand_of_them_but_by_the_largest(size, bandwidth):
-    number = 4 * size / automatic_bucket_bytes(item_of([size]), bandwidth)
+@given(size=st.integers(1, 10**9), bandwidth=st.floats(1e3, 9.99e8), is_sparse=st.booleans())
+def test_there_are_no_more_than_a_thousand_of_them_but_by_the_largest(size, bandwidth, is_sparse):
+    """Also of a table, which may travel as a dense gradient."""
+    number = 4 * size / automatic_bucket_bytes(item_of([size], is_sparse=is_sparse), bandwidth)
     assert number <= max(1001, 4 * size / LARGEST_BUCKET)
 
 
 def test_rows_of_tables_do_not_count():
-    assert automatic_bucket_bytes(item_of([10**8], is_sparse=True), 1e8) == 1 << 16
+    assert automatic_bucket_bytes(item_of([10**7], is_sparse=True), 1e8) == 1 << 16
     assert automatic_bucket_bytes(item_of([10**6]), 1e8) == round(math.sqrt(4e6 * 1e8 / 8 * MESSAGE))
 
 

@@ -17,7 +17,9 @@ from rich.console import Console
 from autodist_py import __version__
 from autodist_py.cluster.launch.brief import Noise
 from autodist_py.cluster.launch.console import screens
+from autodist_py.cluster.launch.early import EarlyWorkers
 from autodist_py.cluster.launch.foreground import run_chief
+from autodist_py.cluster.launch.local import Command
 from autodist_py.config.resource_spec import load_resource_spec, local_resource_spec
 from autodist_py.config.settings import (
     OUTPUT_VARIABLE,
@@ -27,6 +29,7 @@ from autodist_py.config.settings import (
     STRATEGY_VARIABLE,
     TIMELINE_VARIABLE,
     WORKER_VARIABLES,
+    Settings,
 )
 from autodist_py.diagnostics.plan import planned
 from autodist_py.diagnostics.verify import RunFailedError, Script, compare_runs, run_quietly
@@ -75,7 +78,7 @@ def run(
 ) -> None:
     """Run SCRIPT with ARGS on every worker, with this Python.
 
-    The script starts as the chief; the other workers start when it makes its AutoDist object.
+    The script starts on all workers at once, and each waits for the others in its AutoDist object.
 
     Each line of output starts with the rank of its worker: all of the chief's, of the others warnings, errors and what
     comes after an error. What TensorFlow says whenever it starts is left out, unless TF_CPP_MIN_LOG_LEVEL is 0. A line
@@ -95,11 +98,13 @@ def run(
         environment = _chief_environment(spec_file, output.console, strategy)
         if timeline is not None:
             environment[TIMELINE_VARIABLE] = str(timeline.absolute())
+        command = Command([sys.executable, str(script), *arguments], os.getcwd(), environment)
         code = run_chief(
-            [sys.executable, str(script), *arguments],
+            command.line,
             environment,
             output=output,
             errors=errors,
+            start_others=lambda descriptor: _started_others(spec_file, command, descriptor),
         )
     sys.exit(code)
 
@@ -209,6 +214,17 @@ def plan(
             else "the script came to no training step: nothing that AutoDist made computed gradients and was run"
         )
     console.print(made.text, markup=False, highlight=False)
+
+
+def _started_others(spec_file: Path, command: Command, output: int) -> EarlyWorkers | None:
+    """All workers but the chief, started; None: there are none, or the chief will say why they cannot be started."""
+    try:
+        resources, settings = load_resource_spec(spec_file), Settings.from_environment(command.environment)
+        if len(resources.workers) == 1 or settings.launch == "none":
+            return None
+        return EarlyWorkers(resources, command, settings, output=output)
+    except (AutoDistError, OSError):
+        return None
 
 
 def _new_filter(environment: Mapping[str, str]) -> Callable[[], Callable[[str], bool]]:

@@ -10,16 +10,16 @@ import grpc
 from autodist_py.cluster.coordinator.events import Probe, Stop
 from autodist_py.cluster.coordinator.service import serve
 from autodist_py.cluster.coordinator.shell import Coordinator
+from autodist_py.cluster.launch.early import early_launcher
 from autodist_py.cluster.launch.local import (
-    Job,
+    Command,
     LaunchedWorker,
     Launcher,
-    LocalLauncher,
     chief_output,
     still_running,
     stop_workers,
 )
-from autodist_py.cluster.launch.ssh import SshLauncher
+from autodist_py.cluster.launch.ssh import launcher_on
 from autodist_py.cluster.launch.told import Told
 from autodist_py.cluster.ports import host_and_port, require_own_address
 from autodist_py.cluster.server_probe import STILL_SECONDS, answers, ask_seconds
@@ -91,8 +91,9 @@ class Chief:
             return
         for rank, node in enumerate(self._resources.workers):
             if rank:
-                job = Job(rank, node, self._address, Told(self._secret, self._resources))
-                self._workers.append(self._launcher.launch(job, on_exit=self.coordinator.process_ended))
+                worker = self._launcher.launch(rank, node, on_exit=self.coordinator.process_ended)
+                self._workers.append(worker)
+                worker.tell(Told(self._secret, self._address, self._resources))
 
     def stop_silent(self) -> None:
         """The workers whose heartbeat is missing, if any, are being ended: they cannot end by themselves.
@@ -144,7 +145,7 @@ class Chief:
 
 
 def launcher_for(resources: ResourceSpec, settings: Settings) -> Launcher | None:
-    """What starts workers on these nodes; None where they are started by hand.
+    """What starts workers on these nodes, or has started them; None where they are started by hand.
 
     Raises:
         ClusterError: the nodes cannot be reached with these settings.
@@ -152,10 +153,13 @@ def launcher_for(resources: ResourceSpec, settings: Settings) -> Launcher | None
     if settings.launch == "none":
         _require_known_port(settings)
         return None
+    early = early_launcher(settings.early_workers, resources)
+    if early is not None:
+        return early
     output = chief_output(settings.worker_output, brief=settings.output == "brief")
-    if resources.is_local:
-        return LocalLauncher(output, last_words_descriptor=settings.worker_output)
-    return SshLauncher(output, resources, settings)
+    return launcher_on(
+        resources, settings, Command.of_process(), output, last_words_descriptor=settings.worker_output
+    )
 
 
 def _require_known_port(settings: Settings) -> None:

@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol
 
 from autodist_py.cluster import tf_adapter
 from autodist_py.cluster.last_words import keep_from_children
+from autodist_py.cluster.launch.early import early_launcher
 from autodist_py.cluster.member import EXCHANGE_SECONDS, HEAR_SECONDS, WorkerCluster
 from autodist_py.cluster.progress import Progress
 from autodist_py.cluster.run_failure import CAUSE_SECONDS
@@ -168,6 +169,7 @@ def join_cluster(
             f"every worker reads the same resource spec. Received: one node, in the process of rank {settings.rank}. "
             f"Give all workers the same file, or unset {RANK_VARIABLE} if this process belongs to no run."
         )
+    early_launcher(settings.early_workers, resources)  # Workers that started with this process are of no use.
     node = resources.chief
     if len(node.cpus) > 1 or node.gpus:
         tf_adapter.set_local_devices(max(1, len(node.cpus)), node.gpus)

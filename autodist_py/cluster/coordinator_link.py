@@ -122,8 +122,9 @@ class CoordinatorLink:
             tf_adapter.abort_collectives(why)
             self._status.find_out()
 
-    def say_last_words(self) -> None:
-        """Nobody shows this worker's lines any more: `autodist run` is told the cause."""
+    def say_last_words(self) -> bool:
+        """`autodist run` is told the cause, as nobody may show this worker's lines any more. Whether it was, or is."""
         step = self._progress.step
         where = f"in step {step}" if step else "before its first step"
         self._last_words.say(f"[{self._seat.rank}] autodist: {where}: {self._failure.cause}")
+        return self._last_words.are_said

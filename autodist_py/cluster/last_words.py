@@ -12,10 +12,15 @@ from contextlib import suppress
 
 
 class LastWords:
-    """A pipe to which one line can be written, once. Nothing waits for who reads it, which may stand still."""
+    """A pipe to which one line can be written, once. Nothing waits for who reads it, which may stand still.
+
+    Attributes:
+        are_said: whether the line was written.
+    """
 
     def __init__(self, descriptor: int | None) -> None:
         """The pipe is the descriptor's, if it is one; a script may have closed it and opened something else since."""
+        self.are_said = False
         self._descriptor = descriptor
         self._pipe = None if descriptor is None else _pipe(descriptor)
         self._lock = threading.Lock()
@@ -32,6 +37,7 @@ class LastWords:
             poll.register(descriptor, select.POLLOUT)
             if poll.poll(0):
                 os.write(descriptor, text)
+                self.are_said = True
 
 
 def keep_from_children(descriptor: int | None) -> None:

@@ -122,12 +122,13 @@ class WorkerCluster:
 
     @classmethod
     def _of(cls, rank: int, resources: ResourceSpec | None, settings: Settings, secret: str = "") -> "WorkerCluster":
-        if settings.coordinator is None and resources is not None:
+        if settings.rank is None and resources is not None:
             chief = Chief.start(resources, settings, secret)
             return cls(Seat(rank, resources), chief.coordinator, settings, chief=chief)
-        told = Told(secret) if secret else Told.from_input()
+        told = Told(secret) if secret else Told.from_input(may_be_typed=not settings.is_launched)
         resources = told.resources if resources is None else resources
-        if resources is None or settings.coordinator is None:
+        coordinator = settings.coordinator or told.coordinator
+        if resources is None or not coordinator:
             raise ClusterError(
                 f"a worker is told the resource spec by the chief that starts it. Received: none, in the process of "
                 f"rank {rank}. A worker that you start has {LAUNCH_VARIABLE}=none, as its chief has, and reads the "
@@ -139,7 +140,7 @@ class WorkerCluster:
                 f"of rank {rank}. Give all workers the same file."
             )
         client = CoordinatorClient(
-            settings.coordinator,
+            coordinator,
             told.secret,
             heartbeat_timeout=settings.heartbeat_timeout,
             awaits_chief=settings.launch == "none",

@@ -107,10 +107,10 @@ class ScriptEnd:
             self._chief.stop_workers(grace=max(0.0, deadline - time.monotonic()))
 
     def _show_cause(self) -> None:
+        if self._link.has_lost_chief and self._link.say_last_words():
+            return
         with suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(f"autodist: {self._failure.cause}\n")
-        if self._link.has_lost_chief:
-            self._link.say_last_words()  # If this thread is the first to come here.
 
     def _exit(self) -> None:
         for stream in (sys.stdout, sys.stderr):

@@ -32,6 +32,7 @@ COORDINATOR_VARIABLE = "AUTODIST_COORDINATOR"
 RESOURCE_SPEC_VARIABLE = "AUTODIST_RESOURCE_SPEC"
 WORKER_OUTPUT_VARIABLE = "AUTODIST_WORKER_OUTPUT"
 PROGRESS_VARIABLE = "AUTODIST_PROGRESS"
+EARLY_WORKERS_VARIABLE = "AUTODIST_EARLY_WORKERS"
 DUMP_DIR_VARIABLE = "AUTODIST_DUMP_DIR"
 LOG_LEVEL_VARIABLE = "AUTODIST_LOG_LEVEL"
 OUTPUT_VARIABLE = "AUTODIST_OUTPUT"
@@ -53,12 +54,19 @@ RECORD_STEPS_VARIABLE = "AUTODIST_RECORD_STEPS"
 RECORDED_RUN_VARIABLE = "AUTODIST_RECORDED_RUN"
 KEPT_PROGRAMS_VARIABLE = "AUTODIST_KEPT_PROGRAMS"
 
-WORKER_VARIABLES = (RANK_VARIABLE, COORDINATOR_VARIABLE, WORKER_OUTPUT_VARIABLE, PROGRESS_VARIABLE)
+WORKER_VARIABLES = (
+    RANK_VARIABLE,
+    COORDINATOR_VARIABLE,
+    WORKER_OUTPUT_VARIABLE,
+    PROGRESS_VARIABLE,
+    EARLY_WORKERS_VARIABLE,
+)
 """What belongs to one process of one run, and must not be inherited by another run."""
 
 OWN_VARIABLES = (
     WORKER_OUTPUT_VARIABLE,
     PROGRESS_VARIABLE,
+    EARLY_WORKERS_VARIABLE,
     PLAN_DIR_VARIABLE,
     RECORD_DIR_VARIABLE,
     RECORD_STEPS_VARIABLE,
@@ -213,8 +221,11 @@ class Settings:
     progress: Whole | None = None
     """A file descriptor for the chief's step."""
 
+    early_workers: Whole | None = None
+    """A file descriptor for the chief's words to `autodist run`, which has started the other workers with it."""
+
     def __post_init__(self) -> None:
-        if (self.rank is None) != (self.coordinator is None):
+        if (self.rank is None) != (self.coordinator is None) and not self.is_launched:
             raise SettingsError(
                 f"{RANK_VARIABLE} and {COORDINATOR_VARIABLE} are set together, for workers other than the chief. "
                 f"Received: {RANK_VARIABLE}={self.rank}, {COORDINATOR_VARIABLE}={self.coordinator}. "
@@ -227,7 +238,7 @@ class Settings:
 
     @property
     def is_launched(self) -> bool:
-        """Whether the chief has started this process, as another worker."""
+        """Whether this process was started as another worker, by the chief or with it: it is told where the chief is."""
         return self.rank is not None and self.launch != "none"
 
     @classmethod

@@ -172,9 +172,8 @@ import json, os, sys, threading, time
 from dataclasses import replace
 from pathlib import Path
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec, SSHConfig
-from autodist_py.cluster.launch.local import Job, chief_output
+from autodist_py.cluster.launch.local import Command, chief_output
 from autodist_py.cluster.launch.ssh import SshLauncher
-from autodist_py.cluster.launch.told import Told
 from autodist_py.config.settings import Settings
 
 settings = Settings.from_environment()
@@ -193,10 +192,9 @@ for name, case in cases.items():
     node = NodeSpec(case.get("address", "10.77.0.2"), ssh_config="lab")
     resources = ResourceSpec((NodeSpec("10.77.0.1", chief=True), node), ssh=(("lab", config),))
     own = replace(settings, ssh_config=Path(case["config"])) if "config" in case else settings
-    job = Job(1, node, "10.77.0.1:9", Told("secret"))
     if name == "folder":
         os.chdir(case["folder"])
-    SshLauncher(chief_output(None), resources, own).launch(job, on_exit=ended(name))
+    SshLauncher(Command.of_process(), chief_output(None), resources, own).launch(1, node, on_exit=ended(name))
 done.wait(20)
 print("reasons", json.dumps(reasons))
 """

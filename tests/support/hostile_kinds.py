@@ -281,7 +281,7 @@ def of_arguments(choose: Random, folder: Path) -> Hostile:
 def of_told(choose: Random, folder: Path) -> Hostile:
     """The line that a worker is told; in some the spec alone was changed, before it was compressed."""
     if choose.random() < 0.5:
-        line = changed_bytes(choose, Told("s3cr3t", RESOURCES).line(), Told("another").line())
+        line = changed_bytes(choose, Told("s3cr3t", "10.0.0.1:4000", RESOURCES).line(), Told("another").line())
     else:
         content = changed_message(choose, RESOURCES.to_proto()).SerializeToString()
         line = b"s3cr3t\t" + base64.b64encode(zlib.compress(content))

@@ -90,7 +90,7 @@ def test_lines_of_other_workers_arrive_through_the_pipe_that_the_chief_is_given(
     done = autodist(
         "run",
         "--local",
-        2,
+        1,
         script(
             """
             import os
@@ -157,7 +157,7 @@ def test_on_a_terminal_other_workers_lines_come_above_the_chiefs_unfinished_line
     shown = on_a_terminal(
         "run",
         "--local",
-        2,
+        1,
         script(
             """
             import os, time
@@ -305,7 +305,7 @@ def test_a_stop_signal_ends_the_wait_for_last_words_and_one_that_came_to_both_is
         os.kill(os.getpid(), signal.SIGTERM)
         """
     )
-    process = started("run", "--local", 2, path, command=WAITS_FOR_LAST_WORDS)
+    process = started("run", "--local", 1, path, command=WAITS_FOR_LAST_WORDS)
     stays = int(process.stdout.readline().removeprefix("[0] "))
     try:
         output, errors = process.communicate(timeout=TIMEOUT)

@@ -18,25 +18,25 @@ from typing import IO, cast
 STARTED = b"autodist: this Python runs\n"
 """What is written to standard error first: nothing on the way there has failed. Afterwards nothing is written to it."""
 
+TOLD, SIGNAL = b"told ", b"signal "
+"""How a line of standard input begins that is the worker's own, and one with the name of a signal."""
+
 _TERMINATE_SECONDS = 1.0
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs a worker; its exit code, 128 + n when signal n ended it.
 
-    The first line of standard input is the worker's own (see `told.py`); then come the names of signals for the worker
-    and all that it started, a line each. When it ends, the worker has as many seconds as the first argument says.
+    A line of standard input is the worker's own (see `told.py`), or names a signal for the worker and all that it
+    started. When the input ends, the worker has as many seconds as the first argument says.
     """
     grace, *options = arguments
     sys.stderr.buffer.write(STARTED)
     sys.stderr.flush()
     os.dup2(1, 2)  # One pipe, so that lines stay in order.
     told = open(0, "rb", buffering=0)  # noqa: SIM115 - open to the end; a buffer's lock would outlive its thread.
-    line = told.readline()
     process = subprocess.Popen([sys.executable, *options], stdin=subprocess.PIPE, start_new_session=True)
     worker = _Group(process)
-    with suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as stdin:
-        stdin.write(line)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, worker.pass_on)
     threading.Thread(target=_obey, args=(worker, told, float(grace)), daemon=True).start()
@@ -58,6 +58,11 @@ class _Group:
             self.send(signal.SIGKILL)  # Its id is still its own: the process is not reaped yet.
             return self._process.wait()
 
+    def tell(self, line: bytes) -> None:
+        """The worker's standard input is this line, and ends."""
+        with suppress(BrokenPipeError), cast(IO[bytes], self._process.stdin) as stdin:
+            stdin.write(line)
+
     def send(self, number: signal.Signals) -> None:
         """All get the signal, if the worker has not ended."""
         with self._lock, suppress(ProcessLookupError, PermissionError):
@@ -71,7 +76,10 @@ class _Group:
 
 def _obey(worker: _Group, told: IO[bytes], grace: float) -> None:
     for line in told:
-        worker.send(signal.Signals[line.strip().decode()])
+        if line.startswith(TOLD):
+            worker.tell(line.removeprefix(TOLD))
+        else:
+            worker.send(signal.Signals[line.removeprefix(SIGNAL).strip().decode()])
     time.sleep(grace)
     worker.send(signal.SIGTERM)
     time.sleep(_TERMINATE_SECONDS)

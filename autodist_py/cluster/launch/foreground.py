@@ -1,7 +1,7 @@
 """The chief's process in the foreground: its output is relayed, stop signals are forwarded, its exit code is returned.
 
-It knows nothing of the other workers: the chief starts them, and hands their output over by a pipe. Where somebody else
-kills the chief, as the kernel does for lack of memory, nobody but us can say so.
+The other workers are started with it (`early.py`), or by it; their output comes over a pipe. Where somebody else kills
+the chief, as the kernel does for lack of memory, nobody but us can say so.
 """
 
 import os
@@ -10,15 +10,17 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
 
 from autodist_py.cluster.launch.console import LineSplitter, Screen
+from autodist_py.cluster.launch.early import EarlyWorkers
 from autodist_py.cluster.launch.oom import killed_for_memory
 from autodist_py.cluster.progress import new_progress, step_of
-from autodist_py.config.settings import PROGRESS_VARIABLE, WORKER_OUTPUT_VARIABLE
+from autodist_py.config.settings import EARLY_WORKERS_VARIABLE, PROGRESS_VARIABLE, WORKER_OUTPUT_VARIABLE
+from autodist_py.proto.text import count
 
 GRACE_SECONDS = 15.0
 """How long the chief may take to end after a stop signal, before it is killed."""
@@ -26,9 +28,13 @@ GRACE_SECONDS = 15.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_SECONDS = 0.1
 _LAST_WORDS_SECONDS = 12.0
-"""How long other workers on this machine may take to end, and to say why, when the chief was killed."""
+"""How long other workers may take to end, and to say why, when the chief was killed, or left them."""
 
 _CHUNK_BYTES = 1 << 16
+_UNUSED = (
+    "autodist: the script has ended without an AutoDist(...) for its {}: each has run it by itself, and the chief's "
+    "output is shown"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +46,26 @@ class _Source:
     rank: int | None
 
 
-def run_chief(command: Sequence[str], environment: Mapping[str, str], *, output: Screen, errors: Screen) -> int:
+def run_chief(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    output: Screen,
+    errors: Screen,
+    start_others: Callable[[int], EarlyWorkers | None] = lambda output: None,
+) -> int:
     """The exit code of `command`, 128 + n when signal n ended it.
 
     The command's input is empty. It gets file descriptors for the other workers' labelled lines and for its step; their
     numbers are in its environment. It is a process group of its own, so that Ctrl-C at a terminal reaches it once,
     through us. If a signal ends it that we did not send, that is said, after what other workers say.
+
+    Args:
+        command: the command line.
+        environment: the chief's.
+        output: where lines go.
+        errors: where lines of standard error go.
+        start_others: starts the workers that start with the chief, if any; their lines go to a descriptor.
     """
     begin, killed_before = time.monotonic(), killed_for_memory()
     read_end, write_end = os.pipe()
@@ -53,35 +73,42 @@ def run_chief(command: Sequence[str], environment: Mapping[str, str], *, output:
         _stop_signals() as signals,
         open(read_end, "rb", buffering=0) as worker_lines,
         open(new_progress(), "rb", buffering=0) as progress,
+        _others(start_others, write_end) as others,
     ):
+        descriptors = {WORKER_OUTPUT_VARIABLE: write_end, PROGRESS_VARIABLE: progress.fileno()}
+        if others is not None:
+            descriptors[EARLY_WORKERS_VARIABLE] = others.descriptor
         try:
             process = subprocess.Popen(
                 command,
-                env={
-                    **environment,
-                    WORKER_OUTPUT_VARIABLE: str(write_end),
-                    PROGRESS_VARIABLE: str(progress.fileno()),
-                },
+                env={**environment, **{name: str(descriptor) for name, descriptor in descriptors.items()}},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                pass_fds=[write_end, progress.fileno()],
+                pass_fds=list(descriptors.values()),
                 process_group=0,
             )
         finally:
-            os.close(write_end)
+            if others is None:
+                os.close(write_end)
+        if others is not None:
+            others.handed_over()
         with process, _ended(process), selectors.DefaultSelector() as selector:
             _register(selector, process.stdout, _Source(LineSplitter(), output, 0))
             _register(selector, process.stderr, _Source(LineSplitter(), errors, 0))
             _register(selector, worker_lines, _Source(LineSplitter(), output, None))
             sent = _relay_until_exit(process, selector, signals)
+            said = ""
             if process.returncode < 0 and -process.returncode not in sent:
                 seconds, step = time.monotonic() - begin, step_of(progress.fileno())
                 said = _end_of_chief(process, seconds, step, killed_before)
-                _show_last_words(selector, worker_lines, signals)
-                if -process.returncode not in signals:  # Else it was sent to both of us, and reached the chief first.
-                    errors.show(said)
+            if said or others is not None:
+                _show_last_words(selector, worker_lines, signals, others)
+            if said and -process.returncode not in signals:  # Else it was sent to both of us, and the chief was first.
+                errors.show(said)
+            if others is not None and not process.returncode and not others.is_asked_for:
+                errors.show(_UNUSED.format(count(len(others) + 1, "worker")))
     return 128 - process.returncode if process.returncode < 0 else process.returncode
 
 
@@ -123,15 +150,37 @@ def _relay_until_exit(
     return sent.union(signals)
 
 
-def _show_last_words(selector: selectors.BaseSelector, worker_lines: IO[bytes], signals: deque[int]) -> None:
-    """What other workers say before they end, for which they hold the pipe open; a stop signal ends the wait."""
+def _show_last_words(
+    selector: selectors.BaseSelector, worker_lines: IO[bytes], signals: deque[int], others: EarlyWorkers | None
+) -> None:
+    """What other workers say before they end; a stop signal ends the wait.
+
+    Those that the chief has started hold the pipe open, those that started with it are known.
+    """
     deadline = time.monotonic() + _LAST_WORDS_SECONDS
+    if others is not None:
+        others.chief_ended(_LAST_WORDS_SECONDS)
     is_over = False
     while not is_over and worker_lines in {key.fileobj for key in _registered(selector)}:
-        is_over = bool(signals) or time.monotonic() > deadline
-        for key, _ in selector.select(0 if is_over else _POLL_SECONDS):
+        are_over = others is not None and others.are_over
+        is_late = others is None and time.monotonic() > deadline
+        ready = selector.select(0 if are_over or signals or is_late else _POLL_SECONDS)
+        for key, _ in ready:
             _relay_chunk(selector, key)
+        is_over = bool(signals) or is_late or (are_over and not ready)
     _show_unfinished(selector)
+
+
+@contextmanager
+def _others(start: Callable[[int], EarlyWorkers | None], output: int) -> Iterator[EarlyWorkers | None]:
+    """The workers that start with the chief; none is left in the end."""
+    others = start(output)
+    try:
+        yield others
+    finally:
+        if others is not None:
+            others.close()
+            os.close(output)
 
 
 def _show_unfinished(selector: selectors.BaseSelector) -> None:

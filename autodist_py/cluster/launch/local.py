@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from typing import IO, Protocol, cast
 from autodist_py.cluster.launch.brief import Brief
 from autodist_py.cluster.launch.told import Told
 from autodist_py.config.settings import (
-    COORDINATOR_VARIABLE,
+    EARLY_WORKERS_VARIABLE,
     PROGRESS_VARIABLE,
     RANK_VARIABLE,
     WORKER_OUTPUT_VARIABLE,
@@ -27,20 +27,29 @@ from autodist_py.config.settings import (
 from autodist_py.proto.errors import ClusterError
 from autodist_py.proto.resource_spec import NodeSpec
 
-_NOT_PASSED = (WORKER_OUTPUT_VARIABLE, PROGRESS_VARIABLE)
+_NOT_PASSED = (WORKER_OUTPUT_VARIABLE, PROGRESS_VARIABLE, EARLY_WORKERS_VARIABLE)
 _COLORS = (36, 35, 32, 33, 34, 31)
 _DRAIN_SECONDS = 2.0
+_HELD_LINES = 10_000
 TERMINATE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What a worker runs: its rank, its node, the coordinator (host:port), and what it is told."""
+class Command:
+    """What every worker runs: a command line, in a folder, with these environment variables beside its own."""
 
-    rank: int
-    node: NodeSpec
-    coordinator: str
-    told: Told
+    line: Sequence[str]
+    folder: str
+    environment: Mapping[str, str]
+
+    @classmethod
+    def of_process(cls) -> "Command":
+        """This process's own command.
+
+        Raises:
+            ClusterError: it names no program that another process could run.
+        """
+        return cls(own_command(), own_folder(), os.environ)
 
 
 ExitReport = Callable[[int, int, str, bool], None]
@@ -55,6 +64,10 @@ class LaunchedWorker(Protocol):
     """A worker that was started."""
 
     rank: int
+
+    def tell(self, told: Told) -> None:
+        """Tells it what its `AutoDist(...)` waits for; once, and nothing if it has ended."""
+        ...
 
     def wait(self, timeout: float) -> int | None:
         """Its exit code once it has ended and its output is shown. None: it still runs."""
@@ -72,41 +85,37 @@ class LaunchedWorker(Protocol):
 class Launcher(Protocol):
     """How workers are started on their nodes."""
 
-    def launch(self, job: Job, *, on_exit: ExitReport) -> LaunchedWorker:
-        """The worker, started; `on_exit` is called, in another thread, when its process has ended."""
+    def launch(self, rank: int, node: NodeSpec, *, on_exit: ExitReport) -> LaunchedWorker:
+        """The worker of that rank, started; `on_exit` is called, in another thread, when its process has ended."""
         ...
 
 
 class LocalLauncher:
-    """Workers as processes of this machine, running this process's own command.
+    """Workers as processes of this machine.
 
     Each is a session of its own: Ctrl-C at a terminal reaches the chief alone, which ends the run with one cause. A
     worker learns of the chief's death by its broken connection; a death signal (PR_SET_PDEATHSIG) would need code
     between fork and exec, which is unsafe beside other threads, and is sent when the starting *thread* ends.
     """
 
-    def __init__(self, output: "LineOutput", *, last_words_descriptor: int | None = None) -> None:
-        """Show workers' output; to the descriptor they may write when the chief is lost."""
-        self._output = output
+    def __init__(self, command: Command, output: "LineOutput", *, last_words_descriptor: int | None = None) -> None:
+        """Show what workers print; to the descriptor they may write when the chief is lost."""
+        self._command, self._output = command, output
         self._last_words_descriptor = last_words_descriptor
-        self._command, self._folder = own_command(), own_folder()
 
-    def launch(self, job: Job, *, on_exit: ExitReport) -> "LocalWorker":
+    def launch(self, rank: int, node: NodeSpec, *, on_exit: ExitReport) -> "LocalWorker":
         """See Launcher. Standard input is at its end after what the worker is told."""
         process = subprocess.Popen(
-            self._command,
-            cwd=self._folder,
-            env=_environment(os.environ, job, self._last_words_descriptor),
+            self._command.line,
+            cwd=self._command.folder,
+            env=_environment(self._command.environment, rank, self._last_words_descriptor),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             pass_fds=() if self._last_words_descriptor is None else (self._last_words_descriptor,),
         )
-        worker = LocalWorker(job.rank, process, self._output, on_exit)
-        with suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as stdin:
-            stdin.write(job.told.line())
-        return worker
+        return LocalWorker(rank, process, self._output, on_exit)
 
 
 class LocalWorker:
@@ -126,6 +135,11 @@ class LocalWorker:
 
     def _report(self, code: int, output: "LineOutput", on_exit: ExitReport) -> None:
         on_exit(self.rank, code, "", output.ended(self.rank, code))
+
+    def tell(self, told: Told) -> None:
+        """See LaunchedWorker."""
+        with suppress(BrokenPipeError), cast(IO[bytes], self._process.stdin) as stdin:
+            stdin.write(told.line())
 
     def wait(self, timeout: float) -> int | None:
         """See LaunchedWorker."""
@@ -196,16 +210,29 @@ class LineOutput:
     """A file descriptor that several workers write to, in whole lines that begin with `[rank] `.
 
     On a terminal the rank has a colour. A line that is rewritten by carriage returns (a progress bar) is shown once, in
-    its last state. If it is `brief`, only what went wrong is shown.
+    its last state. If it is `brief`, only what went wrong is shown. What a worker writes that is held is shown when it
+    is released.
     """
 
     def __init__(self, descriptor: int, *, brief: bool = False) -> None:
         self._descriptor = descriptor
         self._briefs: defaultdict[int, Brief] | None = defaultdict(Brief) if brief else None
         self._colored = os.isatty(descriptor) and "NO_COLOR" not in os.environ
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._shown: set[int] = set()
         """The ranks of which a line was shown."""
+        self._held: dict[int, deque[bytes]] = {}
+        """The last lines of workers that are held."""
+
+    def hold(self, rank: int) -> None:
+        """The worker's next lines are kept, the last ones where they are very many."""
+        self._held[rank] = deque(maxlen=_HELD_LINES)
+
+    def release(self, rank: int) -> None:
+        """What was kept is shown, and the worker's next lines as they come."""
+        with self._lock:
+            for line in self._held.pop(rank, ()):
+                self.show(rank, line)
 
     def relay(self, rank: int, source: IO[bytes]) -> None:
         """Shows all that comes from `source`, until it ends."""
@@ -215,12 +242,21 @@ class LineOutput:
 
     def show(self, rank: int, line: bytes) -> None:
         """Shows one line, if it is to be shown."""
-        text = line.rstrip(b"\r\n").rpartition(b"\r")[2]
-        if self._briefs is None or self._briefs[rank].shows(text.decode(errors="replace")):
-            self._show(rank, text)
+        with self._lock:
+            if rank in self._held:
+                self._held[rank].append(line)
+                return
+            text = line.rstrip(b"\r\n").rpartition(b"\r")[2]
+            if self._briefs is None or self._briefs[rank].shows(text.decode(errors="replace")):
+                self._show(rank, text)
 
     def ended(self, rank: int, exit_code: int) -> bool:
-        """The worker has ended: its last lines are shown if it failed without a word. Returns whether any line was."""
+        """The worker has ended: its last lines are shown if it failed without a word. Returns whether any line was.
+
+        Of one that is held nothing is shown, and nothing noted.
+        """
+        if rank in self._held:
+            return False
         brief = None if self._briefs is None else self._briefs[rank]
         if brief is not None and exit_code and not brief.is_open:
             for line in brief.hidden:
@@ -293,12 +329,12 @@ def own_folder() -> str:
     return os.getcwd()
 
 
-def own_variables(job: Job) -> dict[str, str]:
+def own_variables(rank: int) -> dict[str, str]:
     """The environment variables that make a process this worker."""
     # Unbuffered: what a worker has printed when it dies is seen.
-    return {RANK_VARIABLE: str(job.rank), COORDINATOR_VARIABLE: job.coordinator, "PYTHONUNBUFFERED": "1"}
+    return {RANK_VARIABLE: str(rank), "PYTHONUNBUFFERED": "1"}
 
 
-def _environment(environment: Mapping[str, str], job: Job, last_words_descriptor: int | None) -> dict[str, str]:
-    own = {name: value for name, value in environment.items() if name not in _NOT_PASSED} | own_variables(job)
+def _environment(environment: Mapping[str, str], rank: int, last_words_descriptor: int | None) -> dict[str, str]:
+    own = {name: value for name, value in environment.items() if name not in _NOT_PASSED} | own_variables(rank)
     return own if last_words_descriptor is None else own | {WORKER_OUTPUT_VARIABLE: str(last_words_descriptor)}

@@ -16,17 +16,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
-from autodist_py.cluster.launch.agent import STARTED
+from autodist_py.cluster.launch.agent import SIGNAL, STARTED, TOLD
 from autodist_py.cluster.launch.local import (
+    Command,
     ExitReport,
-    Job,
+    Launcher,
     LineOutput,
+    LocalLauncher,
     WatchedProcess,
-    own_command,
-    own_folder,
     own_variables,
 )
+from autodist_py.cluster.launch.told import Told
 from autodist_py.config.settings import (
+    EARLY_WORKERS_VARIABLE,
     PROGRESS_VARIABLE,
     RESOURCE_SPEC_VARIABLE,
     SSH_CONFIG_VARIABLE,
@@ -51,6 +53,7 @@ _PASSED_NAMES = ("PYTHONPATH", "PYTHONHASHSEED", "PYTHONWARNINGS")
 _NOT_PASSED = (
     WORKER_OUTPUT_VARIABLE,
     PROGRESS_VARIABLE,
+    EARLY_WORKERS_VARIABLE,
     SSH_CONFIG_VARIABLE,
     RESOURCE_SPEC_VARIABLE,
     "TF_CONFIG",
@@ -63,33 +66,46 @@ _NOT_PASSED = (
 _READ_AND_DO = "exec sh -c 'IFS= read -r line && eval \"$line\"'"
 
 
+def launcher_on(
+    resources: ResourceSpec,
+    settings: Settings,
+    command: Command,
+    output: LineOutput,
+    *,
+    last_words_descriptor: int | None = None,
+) -> Launcher:
+    """What starts the command on these nodes; workers of this machine are given the descriptor for last words."""
+    if resources.is_local:
+        return LocalLauncher(command, output, last_words_descriptor=last_words_descriptor)
+    return SshLauncher(command, output, resources, settings)
+
+
 class SshLauncher:
-    """Workers as processes of other hosts: this process's own command, in the folder of the same name.
+    """Workers as processes of other hosts: the same command, in the folder of the same name.
 
     Each `ssh` is a session of its own, as Ctrl-C at a terminal is for the chief alone.
     """
 
-    def __init__(self, output: LineOutput, resources: ResourceSpec, settings: Settings) -> None:
-        self._output = output
+    def __init__(self, command: Command, output: LineOutput, resources: ResourceSpec, settings: Settings) -> None:
+        self._command, self._output = command, output
         self._resources = resources
         self._settings = settings
-        self._command, self._folder = own_command(), own_folder()
 
-    def launch(self, job: Job, *, on_exit: ExitReport) -> "SshWorker":
+    def launch(self, rank: int, node: NodeSpec, *, on_exit: ExitReport) -> "SshWorker":
         """See Launcher. Standard input stays open after what the worker is told: its end tells of the chief's.
 
         Raises:
             ClusterError: there is no ssh client, or not the key that it is to use.
         """
-        config = self._resources.ssh_config(job.node)
-        client = ssh_command(job.node, config, self._settings)
-        python, *options = self._command
+        config = self._resources.ssh_config(node)
+        client = ssh_command(node, config, self._settings)
+        python, *options = self._command.line
         python = f"{config.python_venv}/bin/python" if config.python_venv else python
         # A worker that notices the chief's end by itself has so long to end by itself.
         grace = self._settings.heartbeat_timeout + self._settings.exit_grace + _MARGIN_SECONDS
         script = shell_script(
-            self._folder,
-            remote_environment(os.environ, job, config),
+            self._command.folder,
+            remote_environment(self._command.environment, rank, config),
             venv=config.python_venv,
             command=[python, "-m", "autodist_py.cluster.launch.agent", f"{grace:g}", *options],
         )
@@ -103,12 +119,12 @@ class SshLauncher:
             )
         except FileNotFoundError as error:
             raise ClusterError(
-                f"workers on other machines are started by the program `ssh`. Received: {job.node.address} as the node "
-                f"of rank {job.rank}, and no `ssh` on the PATH of this machine. Install an OpenSSH client."
+                f"workers on other machines are started by the program `ssh`. Received: {node.address} as the node "
+                f"of rank {rank}, and no `ssh` on the PATH of this machine. Install an OpenSSH client."
             ) from error
-        needs = f"the folder {self._folder} and {python}, which has autodist_py"
-        worker = SshWorker(job, process, self._output, on_exit, client=client, needs=needs)
-        worker.tell(os.fsencode(f"{script}\n") + job.told.line())
+        needs = f"the folder {self._command.folder} and {python}, which has autodist_py"
+        worker = SshWorker(rank, process, self._output, on_exit, client=client, needs=needs)
+        worker.send(os.fsencode(f"{script}\n"))
         return worker
 
 
@@ -117,7 +133,7 @@ class SshWorker:
 
     def __init__(
         self,
-        job: Job,
+        rank: int,
         process: "subprocess.Popen[bytes]",
         output: LineOutput,
         on_exit: ExitReport,
@@ -125,7 +141,7 @@ class SshWorker:
         client: Sequence[str],
         needs: str,
     ) -> None:
-        self.rank = job.rank
+        self.rank = rank
         self._process = process
         self._output = output
         self._on_exit = on_exit
@@ -136,10 +152,14 @@ class SshWorker:
         """What was said before a worker started; it is shown if none does."""
         self._watched = WatchedProcess(
             process,
-            name=f"autodist-worker-{job.rank}",
-            readers=[lambda: output.relay(job.rank, cast(IO[bytes], process.stdout)), self._listen],
+            name=f"autodist-worker-{rank}",
+            readers=[lambda: output.relay(rank, cast(IO[bytes], process.stdout)), self._listen],
             on_exit=self._report,
         )
+
+    def tell(self, told: Told) -> None:
+        """See LaunchedWorker."""
+        self.send(TOLD + told.line())
 
     def wait(self, timeout: float) -> int | None:
         """See LaunchedWorker."""
@@ -148,16 +168,16 @@ class SshWorker:
 
     def terminate(self) -> None:
         """See LaunchedWorker. On its host the group is signalled, so what the script started itself ends too."""
-        self.tell(b"SIGTERM\n")
+        self.send(SIGNAL + b"SIGTERM\n")
 
     def kill(self) -> None:
         """See LaunchedWorker. As with `terminate`; a host that does not answer ends the worker by itself later."""
-        self.tell(b"SIGKILL\n")
+        self.send(SIGNAL + b"SIGKILL\n")
         timer = threading.Timer(_KILL_SECONDS, self._end_client)
         timer.daemon = True
         timer.start()
 
-    def tell(self, text: bytes) -> None:
+    def send(self, text: bytes) -> None:
         """Writes to the standard input of what ssh runs."""
         descriptor = cast(IO[bytes], self._process.stdin).fileno()
         with suppress(BrokenPipeError):
@@ -253,7 +273,7 @@ def ssh_command(node: NodeSpec, config: SSHConfig, settings: Settings) -> list[s
     return [*command, node.address]
 
 
-def remote_environment(environment: Mapping[str, str], job: Job, config: SSHConfig) -> dict[str, str]:
+def remote_environment(environment: Mapping[str, str], rank: int, config: SSHConfig) -> dict[str, str]:
     """What a worker on another host is given beside that host's own environment.
 
     Settings of autodist_py, TensorFlow, Keras and what they communicate by are the chief's, as all workers must
@@ -266,7 +286,7 @@ def remote_environment(environment: Mapping[str, str], job: Job, config: SSHConf
         and name not in _NOT_PASSED
         and re.fullmatch(r"\w+", name, re.ASCII)
     }
-    return passed | dict(config.shared_envs) | own_variables(job)
+    return passed | dict(config.shared_envs) | own_variables(rank)
 
 
 def shell_script(folder: str, environment: Mapping[str, str], *, venv: str | None, command: Sequence[str]) -> str:

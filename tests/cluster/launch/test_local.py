@@ -11,7 +11,7 @@ import time
 import pytest
 
 from autodist_py.cluster.last_words import LastWords
-from autodist_py.cluster.launch.local import Job, LocalLauncher, stop_workers
+from autodist_py.cluster.launch.local import Command, LocalLauncher, stop_workers
 from autodist_py.cluster.launch.told import Told
 from autodist_py.cluster.ports import HeldPort, host_and_port
 from autodist_py.proto.errors import ClusterError
@@ -32,9 +32,10 @@ class Launch:
 
     def __call__(self, code, rank=1):
         self._monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-c", code])
-        job = Job(rank, NODE, "127.0.0.1:9", Told("s3cr3t"))
-        worker = LocalLauncher(self.lines.output).launch(job, on_exit=lambda *ended: self.exits.append(ended))
+        launcher = LocalLauncher(Command.of_process(), self.lines.output)
+        worker = launcher.launch(rank, NODE, on_exit=lambda *ended: self.exits.append(ended))
         self.workers.append(worker)
+        worker.tell(Told("s3cr3t", "127.0.0.1:9"))
         return worker
 
 
@@ -45,15 +46,26 @@ def launch(monkeypatch):
     stop_workers(launch.workers, grace=0.0)
 
 
-def test_a_worker_gets_its_rank_the_coordinator_and_the_secret(launch):
+def test_a_worker_gets_its_rank_and_is_told_the_secret_and_the_coordinator(launch):
     code = (
-        "import os, sys; print(os.environ['AUTODIST_RANK'], os.environ['AUTODIST_COORDINATOR'], sys.stdin.read());"
+        "import os, sys; print(os.environ['AUTODIST_RANK'], sys.stdin.read().split('\\t'));"
         "print('s3c' + 'r3t' in str(os.environ))"
     )
     worker = launch(code)
 
     assert worker.wait(10) == 0
-    assert launch.lines.all() == ["[1] 1 127.0.0.1:9 s3cr3t", "[1] ", "[1] False"]
+    assert launch.lines.all() == [r"[1] 1 ['s3cr3t', '127.0.0.1:9\n']", "[1] False"]
+
+
+def test_a_worker_waits_for_what_it_is_told_and_may_have_ended_by_then(launch):
+    waiting = LocalLauncher(Command([sys.executable, "-c", "print(input())"], ".", os.environ), launch.lines.output)
+    worker = waiting.launch(1, NODE, on_exit=lambda *ended: launch.exits.append(ended))
+    launch.workers.append(worker)
+    assert worker.wait(0.5) is None
+    worker.kill()
+    assert worker.wait(10) == -9
+    worker.tell(Told("s3cr3t", "127.0.0.1:9"))
+    assert (launch.exits, launch.lines.all()) == ([(1, -9, "", False)], [])
 
 
 def test_output_of_several_workers_is_whole_lines(launch):
@@ -179,10 +191,9 @@ def test_a_worker_starts_where_the_script_did_though_that_has_gone_elsewhere(tmp
         "if 'AUTODIST_RANK' in os.environ:\n"
         "    print('here', os.getcwd()); raise SystemExit\n"
         "from autodist_py.proto.resource_spec import NodeSpec\n"
-        "from autodist_py.cluster.launch.local import Job, LineOutput, LocalLauncher\n"
-        "from autodist_py.cluster.launch.told import Told\n"
-        "job = Job(1, NodeSpec('127.0.0.2'), '127.0.0.1:9', Told('secret'))\n"
-        "print(LocalLauncher(LineOutput(1)).launch(job, on_exit=lambda *ended: None).wait(20))\n"
+        "from autodist_py.cluster.launch.local import Command, LineOutput, LocalLauncher\n"
+        "launcher = LocalLauncher(Command.of_process(), LineOutput(1))\n"
+        "print(launcher.launch(1, NodeSpec('127.0.0.2'), on_exit=lambda *ended: None).wait(20))\n"
     )
     done = subprocess.run(
         [sys.executable, "-u", "scripts/train.py"],

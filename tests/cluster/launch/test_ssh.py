@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from autodist_py.cluster.launch.local import Job, stop_workers
+from autodist_py.cluster.launch.local import Command, stop_workers
 from autodist_py.cluster.launch.ssh import SshLauncher, remote_environment, shell_script, ssh_command
 from autodist_py.cluster.launch.told import Told
 from autodist_py.config.settings import Settings
@@ -48,10 +48,11 @@ class Launch:
     def __call__(self, code: str, config: SSHConfig | None = None, **settings):
         self._monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-c", code])
         resources = spec(config or SSHConfig())
-        launcher = SshLauncher(self.lines.output, resources, Settings(**settings))
-        job = Job(1, resources.workers[1], "10.0.0.1:9", Told(SECRET))
-        self.workers.append(launcher.launch(job, on_exit=lambda *ended: self.exits.append(ended[:3])))
-        return self.workers[-1]
+        launcher = SshLauncher(Command.of_process(), self.lines.output, resources, Settings(**settings))
+        worker = launcher.launch(1, resources.workers[1], on_exit=lambda *ended: self.exits.append(ended[:3]))
+        self.workers.append(worker)
+        worker.tell(Told(SECRET, "10.0.0.1:9"))
+        return worker
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def write_program(path: Path, text: str) -> None:
 
 def test_a_worker_gets_the_secret_on_its_input_and_nowhere_else(launch):
     code = (
-        "import os, sys; print(os.environ['AUTODIST_RANK'], os.environ['AUTODIST_COORDINATOR'], sys.stdin.read())\n"
+        "import os, sys; print(os.environ['AUTODIST_RANK'], sys.stdin.read().split())\n"
         "for of in (os.getpid(), os.getppid()):\n"
         "  for name in ('cmdline', 'environ'):\n"
         "    print(of == os.getpid(), name, sys.argv[0], ('s3cr3t' * 4) in open(f'/proc/{of}/{name}').read())"
@@ -88,8 +89,8 @@ def test_a_worker_gets_the_secret_on_its_input_and_nowhere_else(launch):
 
     assert worker.wait(20) == 0, launch.lines.text
     seen = launch.lines.all()
-    assert seen[0] == f"[1] 1 10.0.0.1:9 {SECRET}"
-    assert [line.split()[-1] for line in seen[2:]] == ["False"] * 4
+    assert seen[0] == f"[1] 1 ['{SECRET}', '10.0.0.1:9']"
+    assert [line.split()[-1] for line in seen[1:]] == ["False"] * 4
 
 
 def test_nothing_of_what_a_worker_is_told_is_an_argument_of_ssh(ssh, launch, monkeypatch):
@@ -163,14 +164,13 @@ def test_the_chiefs_settings_are_passed_and_what_is_of_its_machine_is_not():
     }
     config = SSHConfig(shared_envs=(("LD_LIBRARY_PATH", "/remote/lib"), ("KERAS_BACKEND", "jax")))
 
-    assert remote_environment(environment, Job(1, NodeSpec("10.0.0.2"), "10.0.0.1:9", Told(SECRET)), config) == {
+    assert remote_environment(environment, 1, config) == {
         "AUTODIST_SEED": "3",
         "TF_NUM_INTEROP_THREADS": "2",
         "PYTHONPATH": "/src",
         "KERAS_BACKEND": "jax",
         "LD_LIBRARY_PATH": "/remote/lib",
         "AUTODIST_RANK": "1",
-        "AUTODIST_COORDINATOR": "10.0.0.1:9",
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -2,11 +2,11 @@
 
 import base64
 import os
+import pty
 import subprocess
 import sys
 import tracemalloc
 import zlib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ RESOURCES = ResourceSpec(
     ),
     ssh=(("lab", SSHConfig("ada", 22, "~/.ssh/key", shared_envs=(("A", "x\ty\n"), ("B", "")))),),
 )
-LINE = Told("secret", RESOURCES).line().partition(b"\t")[2]
+LINE = Told("secret", "h:1", RESOURCES).line().split(b"\t")[2]
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def standard_input(tmp_path: Path):
     os.close(kept)
 
 
-@pytest.mark.parametrize("told", [Told("our secret"), Told("s3cr3t", RESOURCES)])
+@pytest.mark.parametrize("told", [Told("our secret"), Told("s3cr3t", "[fd00::1]:4000"), Told("s3cr3t", "h:1", RESOURCES), Told("s", "", RESOURCES)])
 def test_a_worker_is_told_what_the_chief_says_and_the_rest_of_its_input_is_the_scripts(told, standard_input):
     standard_input(told.line() + b"more")
     assert Told.from_input() == told
@@ -53,7 +53,7 @@ def test_a_worker_is_told_what_the_chief_says_and_the_rest_of_its_input_is_the_s
 
 def test_a_spec_of_a_thousand_nodes_fits_into_a_pipe_that_nobody_reads():
     nodes = [NodeSpec(f"10.0.{number // 250}.{number % 250}", gpus=tuple(range(8))) for number in range(1000)]
-    line = Told("s" * 64, ResourceSpec((NodeSpec("10.1.0.1", chief=True), *nodes))).line()
+    line = Told("s" * 64, "10.1.0.1:4000", ResourceSpec((NodeSpec("10.1.0.1", chief=True), *nodes))).line()
     assert len(line) < 1 << 16 and line.count(b"\n") == 1
 
 
@@ -86,27 +86,45 @@ def test_a_secret_that_is_none_is_refused(given, received):
 )
 def test_a_line_with_another_thing_than_a_spec_is_refused_by_its_rule(spec):
     with pytest.raises(ClusterError, match=rf"Received: {len(spec)} characters that are no spec \("):
-        Told.parse(b"secret\t" + spec)
+        Told.parse(b"secret\th:1\t" + spec)
 
 
 def test_a_spec_that_grows_without_end_is_read_up_to_a_limit():
     bomb = base64.b64encode(zlib.compress(b"\n" * (64 << 20)))
     tracemalloc.start()
     with pytest.raises(ClusterError):
-        Told.parse(b"secret\t" + bomb)
+        Told.parse(b"secret\th:1\t" + bomb)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 48 << 20
 
 
 def test_a_worker_that_the_chief_started_reads_no_file_of_a_spec():
-    launched = Settings(rank=1, coordinator="10.0.0.1:4000")
-    assert given_resource_spec("/no/such/file.yml", launched) is None
+    assert given_resource_spec("/no/such/file.yml", Settings(rank=1)) is None
     with pytest.raises(ResourceSpecError, match="there is no such resource spec file"):
-        given_resource_spec("/no/such/file.yml", replace(launched, launch="none"))
+        given_resource_spec("/no/such/file.yml", Settings(rank=1, coordinator="10.0.0.1:4000", launch="none"))
+
+
+def test_a_worker_that_is_started_by_hand_at_a_terminal_is_refused_and_one_whose_secret_is_typed_is_not():
+    code = (
+        "import os, sys\n"
+        "from autodist_py.cluster.launch.told import Told\n"
+        "for may_be_typed in (False, True):\n"
+        "    try: print(Told.from_input(may_be_typed=may_be_typed))\n"
+        "    except Exception as error: print(error)\n"
+    )
+    ours, terminal = pty.openpty()
+    os.write(ours, b"our secret\n")
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdin=terminal, capture_output=True, text=True, timeout=60, cwd=ROOT, check=True
+    )
+    os.close(ours)
+    os.close(terminal)
+    refused, taken = done.stdout.splitlines()
+    assert "Received: no line." in refused and taken == str(Told("our secret"))
 
 
 def test_a_worker_that_is_told_no_spec_says_how_it_is_started_by_hand(standard_input):
     standard_input(b"secret\n")
     with pytest.raises(ClusterError, match=r"Received: none, in the process of rank 1\..*has AUTODIST_LAUNCH=none"):
-        WorkerCluster._of(1, None, Settings(rank=1, coordinator="127.0.0.1:1"))
+        WorkerCluster._of(1, None, Settings(rank=1))

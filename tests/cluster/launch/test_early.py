@@ -1,0 +1,216 @@
+"""Workers that `autodist run` starts with the chief: when they start, what is shown of them, and how each way ends."""
+
+import os
+import signal
+import socket
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from autodist_py.cluster.launch.early import early_launcher
+from autodist_py.cluster.launch.local import LineOutput
+from autodist_py.config.resource_spec import local_resource_spec
+from tests.support.processes import AUTODIST, ROOT, Command, Lines, ended, kill, noted, until
+
+pytestmark = [pytest.mark.alone, pytest.mark.turns(4)]
+
+BEGIN = """
+import os, sys, time
+from pathlib import Path
+rank = int(os.environ.get("AUTODIST_RANK", 0))
+Path(f"new-{rank}").write_text(str(os.getpid()))
+os.rename(f"new-{rank}", f"pid-{rank}")
+
+def wait_for(file):
+    while not Path(file).exists():
+        time.sleep(0.01)
+
+"""
+"""What every script begins with: its process is noted."""
+
+TRAIN = """
+wait_for(f"pid-{int(not rank)}")  # Both are here before either makes its AutoDist.
+from autodist_py import AutoDist
+autodist = AutoDist(OF)
+import numpy as np, tensorflow as tf
+weight = tf.Variable(np.ones([3]))
+
+@autodist.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.linalg.matvec(x, weight) ** 2)
+    weight.assign_sub(0.01 * tape.gradient(loss, weight))
+    return loss
+
+step(np.ones([4, 3]))
+print("trained by", autodist.num_workers)
+"""
+TRAIN_BY_THE_COMMANDS_SPEC = TRAIN.replace("OF", "")
+
+Start = Callable[..., Command]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """start(body, ...): `autodist run --local 2` of a script, or with other options, in a folder of its own."""
+    runs: list[Command] = []
+
+    def start(body: str, *options: str, **environment: str) -> Command:
+        (tmp_path / "train.py").write_text(BEGIN + textwrap.dedent(body))
+        command = [*AUTODIST, "run", *(options or ("--local", "2")), "train.py"]
+        runs.append(Command(command, tmp_path, {**os.environ, "PYTHONPATH": str(ROOT), **environment}))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.close()
+    for file in tmp_path.glob("pid-*"):
+        kill(noted(file))
+
+
+def left(folder: Path) -> list[int]:
+    """The processes of scripts that still run."""
+    return [process.pid for file in folder.glob("pid-*") for process in noted(file)]
+
+
+def test_scripts_begin_at_once_and_what_others_print_before_is_shown_with_the_rest(start: Start, tmp_path: Path) -> None:
+    run = start("print('begins', rank)" + TRAIN_BY_THE_COMMANDS_SPEC, "--all-output", "--local", "2")
+    assert run.end(90) == 0, run.text
+    for rank in (0, 1):
+        own = [line for line in run.lines if line in (f"[{rank}] begins {rank}", f"[{rank}] trained by 2")]
+        assert own == [f"[{rank}] begins {rank}", f"[{rank}] trained by 2"], run.text
+    assert not left(tmp_path)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_script_that_names_other_nodes_trains_on_those(start: Start, tmp_path: Path, workers: int) -> None:
+    nodes = ", ".join(f"{{address: 127.0.0.{number + 1}, chief: {str(not number).lower()}}}" for number in range(workers))
+    (tmp_path / "own.yml").write_text(f"nodes: [{nodes}]\n")
+    run = start(TRAIN.replace("OF", "'own.yml'"))
+    assert run.end(90) == 0, run.text
+    assert f"[0] trained by {workers}" in run.lines
+    assert not left(tmp_path)
+
+
+def test_a_script_that_names_the_same_nodes_trains_on_the_workers_that_there_are(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "own.yml").write_text("nodes: [{address: 127.0.0.1, chief: true}, {address: 127.0.0.2}]\n")
+    body = TRAIN.replace("OF", "'own.yml'") + "print('process', Path('pid-1').read_text())\n"
+    run = start(f"first = Path('first').open('a') if rank else None\nprint('begins', file=first)\n{body}")
+    assert run.end(90) == 0, run.text
+    assert "[0] trained by 2" in run.lines
+    assert (tmp_path / "first").read_text() == "begins\n"
+
+
+def test_a_script_that_fails_before_its_autodist_says_so_once(start: Start, tmp_path: Path) -> None:
+    run = start("wait_for('pid-0'), wait_for('pid-1')\n1 / 0\n")
+    assert run.end(60) == 1
+    assert sum("ZeroDivisionError" in line for line in run.lines) == 1, run.text
+    assert not left(tmp_path)
+
+
+def test_what_a_worker_says_that_has_failed_before_the_chief_comes_is_shown_and_is_the_cause(
+    start: Start, tmp_path: Path
+) -> None:
+    run = start(
+        f"""
+        if rank == 1:
+            raise ValueError("no data here")
+        wait_for("pid-1")
+        while Path(f"/proc/{{Path('pid-1').read_text()}}").exists():
+            time.sleep(0.01)
+        {TRAIN_BY_THE_COMMANDS_SPEC.replace(chr(10), chr(10) + " " * 8)}
+        """
+    )
+    assert run.end(60) == 1
+    assert "[1] ValueError: no data here" in run.lines
+    assert run.lines[-1].startswith("[0] autodist: worker 1 (127.0.0.2) ended before it joined: exit code 1"), run.text
+    assert not left(tmp_path)
+
+
+def test_a_script_without_an_autodist_is_told_of_and_its_other_workers_are_ended(start: Start, tmp_path: Path) -> None:
+    run = start("wait_for('pid-1')\nprint('done') if rank == 0 else time.sleep(600)\n", "--all-output", "--local", "2")
+    assert run.end(60) == 0
+    assert run.lines[0] == "[0] done" and "without an AutoDist(...) for its 2 workers" in run.lines[-1]
+    assert not left(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_signal_before_the_autodist_ends_all(start: Start, tmp_path: Path, number: int) -> None:
+    run = start("wait_for('never')\n")
+    until(lambda: (tmp_path / "pid-0").exists() and (tmp_path / "pid-1").exists(), 30)
+    run.process.send_signal(number)
+    assert run.end(20) == 128 + number
+    assert not left(tmp_path)
+
+
+def test_a_chief_that_is_killed_before_its_autodist_takes_the_others_along(start: Start, tmp_path: Path) -> None:
+    run = start("wait_for('never')\n")
+    until(lambda: (tmp_path / "pid-0").exists() and (tmp_path / "pid-1").exists(), 30)
+    kill(noted(tmp_path / "pid-0"))
+    assert run.end(20) == 128 + signal.SIGKILL
+    assert "was ended by signal 9 (SIGKILL)" in run.lines[-1]
+    assert not left(tmp_path)
+
+
+def test_a_chief_that_leaves_without_a_word_after_training_leaves_nobody_behind(start: Start, tmp_path: Path) -> None:
+    run = start(f"{TRAIN_BY_THE_COMMANDS_SPEC}sys.stdout.flush()\nos._exit(3) if rank == 0 else time.sleep(600)\n")
+    assert run.end(90) == 3
+    assert any("worker 0 (127.0.0.1), the chief, is lost" in line for line in run.lines), run.text
+    assert not left(tmp_path)
+
+
+def test_workers_that_wait_end_with_the_command(start: Start, tmp_path: Path) -> None:
+    waits = "from autodist_py import AutoDist\nPath('comes').touch()\nAutoDist()\n"
+    run = start(f"if rank == 0: wait_for('never')\n{waits}")
+    until(lambda: (tmp_path / "comes").exists(), 60)
+    run.close()
+    until(lambda: not noted(tmp_path / "pid-1"), 20)
+
+
+def test_settings_that_are_wrong_are_the_scripts_to_tell(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("from autodist_py import AutoDist\nAutoDist()\n")
+    done = ended([*AUTODIST, "run", "--local", "2", "train.py"], tmp_path, {"AUTODIST_EXIT_GRACE": "soon"})
+    assert done.returncode == 1 and "AUTODIST_EXIT_GRACE is a number of seconds" in done.stderr
+
+
+def test_a_descriptor_that_is_something_else_has_no_workers(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    closed = os.dup(ours.fileno())
+    os.close(closed)
+    with ours, theirs, (tmp_path / "file").open("w") as file:
+        theirs.sendall(b'{"another": "protocol", "of": "the script"}')
+        resources = local_resource_spec(2)
+        assert [early_launcher(one, resources) for one in (ours.fileno(), file.fileno(), closed, None)] == [None] * 4
+        assert ours.recv(9) == b'{"another'
+        file.write("still open")
+
+
+def test_lines_that_are_held_are_shown_when_they_are_released_in_their_order() -> None:
+    lines = Lines(brief=True)
+    output: LineOutput = lines.output
+    output.hold(1)
+    output.show(1, b"WARNING: one\n")
+    output.show(2, b"WARNING: other\n")
+    output.show(1, b"nothing\n")
+    assert not output.ended(1, 1)
+    output.release(1)
+    output.show(1, b"WARNING: two\n")
+    assert output.ended(1, 0)
+    assert lines.all() == ["[2] WARNING: other", "[1] WARNING: one", "[1] WARNING: two"]
+
+
+def test_what_the_script_starts_has_no_part_in_it(start: Start, tmp_path: Path) -> None:
+    run = start(
+        f"""
+        import subprocess
+        {TRAIN_BY_THE_COMMANDS_SPEC.replace(chr(10), chr(10) + " " * 8)}
+        if rank == 0:
+            code = "import os; os.fstat(int(os.environ['AUTODIST_EARLY_WORKERS']))"
+            print("open" if not subprocess.run([sys.executable, "-c", code], close_fds=False).returncode else "closed")
+        """
+    )
+    assert run.end(90) == 0, run.text
+    assert "[0] closed" in run.lines
+    assert not left(tmp_path)

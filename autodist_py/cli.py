@@ -31,6 +31,7 @@ from autodist_py.config.settings import (
     WORKER_VARIABLES,
     Settings,
 )
+from autodist_py.diagnostics.overlap import Overlap
 from autodist_py.diagnostics.plan import planned
 from autodist_py.diagnostics.verify import RunFailedError, Script, compare_runs, run_quietly
 from autodist_py.proto.errors import AutoDistError
@@ -60,7 +61,7 @@ def main() -> None:
     "--timeline",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     metavar="FILE",
-    help="Write what the workers do in a few steps, for chrome://tracing or ui.perfetto.dev.",
+    help="Write what the workers do in a few steps, for chrome://tracing or ui.perfetto.dev; say what they waited for.",
 )
 @click.option("--all-output", is_flag=True, help="Show all that all workers, and TensorFlow's start, print.")
 @_STRATEGY
@@ -98,6 +99,7 @@ def run(
         environment = _chief_environment(spec_file, output.console, strategy)
         if timeline is not None:
             environment[TIMELINE_VARIABLE] = str(timeline.absolute())
+        before = _written(timeline)
         command = Command([sys.executable, str(script), *arguments], os.getcwd(), environment)
         code = run_chief(
             command.line,
@@ -106,6 +108,8 @@ def run(
             errors=errors,
             start_others=lambda descriptor: _started_others(spec_file, command, descriptor),
         )
+        if timeline is not None and _written(timeline) != before:
+            output.show(str(Overlap.of(timeline)))
     sys.exit(code)
 
 
@@ -214,6 +218,14 @@ def plan(
             else "the script came to no training step: nothing that AutoDist made computed gradients and was run"
         )
     console.print(made.text, markup=False, highlight=False)
+
+
+def _written(file: Path | None) -> tuple[int, int] | None:
+    """What tells whether a file has been written since."""
+    if file is None or not file.exists():
+        return None
+    status = file.stat()
+    return status.st_ino, status.st_mtime_ns
 
 
 def _started_others(spec_file: Path, command: Command, output: int) -> EarlyWorkers | None:

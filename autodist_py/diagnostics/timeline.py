@@ -16,6 +16,7 @@ from autodist_py.cluster.cluster import Cluster
 from autodist_py.cluster.exit_hooks import is_failing
 from autodist_py.cluster.exit_stack import Ending, at_exit
 from autodist_py.cluster.step_hook import StepHook
+from autodist_py.kernel.collectives.engines import slowest_bandwidth
 from autodist_py.kernel.events import Collective
 from autodist_py.proto.wire import write_atomically
 
@@ -53,7 +54,7 @@ class Timeline:
 
     def hook(self, collectives: Sequence[Collective]) -> StepHook:
         """What traces the steps of a program of these collectives."""
-        return _TracedSteps(self, {op: one.what for one in collectives for op in one.ops})
+        return _TracedSteps(self, {op: one for one in collectives for op in one.ops})
 
     def before_step(self) -> None:
         """The next step begins."""
@@ -76,8 +77,8 @@ class Timeline:
             return
         self._folder = folder
 
-    def after_step(self, collectives: Mapping[str, str]) -> None:
-        """A step has ended, whose collectives are these: ops, and what they combine."""
+    def after_step(self, collectives: Mapping[str, Collective]) -> None:
+        """A step has ended, whose collectives are these, by their ops."""
         if not self._is_begun or self._is_done or self._cluster.step < FIRST_STEP + STEPS - 1:
             return
         events = self._events(collectives)
@@ -86,7 +87,13 @@ class Timeline:
         self._is_done = True
         if self._cluster.is_chief:
             parts = {rank: json.loads(zlib.decompress(value)) for rank, value in everyone.items()}
-            self._write(json.dumps({"traceEvents": list(_merged(parts)), "displayTimeUnit": "ms"}).encode())
+            about = {
+                "steps": self._cluster.step - FIRST_STEP + 1,
+                "workers": self._cluster.num_workers,
+                "bits_per_second": slowest_bandwidth(self._cluster.resources),
+            }
+            content = {"traceEvents": list(_merged(parts)), "displayTimeUnit": "ms", "otherData": about}
+            self._write(json.dumps(content).encode())
         self._cluster.barrier(f"{self._key}/written")  # Else the others' next step, and its limit, begin meanwhile.
 
     def _write(self, content: bytes) -> None:
@@ -98,7 +105,7 @@ class Timeline:
         else:
             _log.info("the timeline of steps %d to %d is in %s", FIRST_STEP, self._cluster.step, self._path)
 
-    def _events(self, collectives: Mapping[str, str]) -> list[dict[str, Any]]:
+    def _events(self, collectives: Mapping[str, Collective]) -> list[dict[str, Any]]:
         """What has been traced; nothing is any more."""
         folder = self._stop(save=True)
         if folder is None:
@@ -140,7 +147,7 @@ class Timeline:
 
 
 class _TracedSteps(StepHook):
-    def __init__(self, timeline: Timeline, collectives: Mapping[str, str]):
+    def __init__(self, timeline: Timeline, collectives: Mapping[str, Collective]):
         self._timeline, self._collectives = timeline, collectives
 
     def before(self, step: int, feeds: Sequence[tf.Tensor]) -> None:
@@ -152,27 +159,27 @@ class _TracedSteps(StepHook):
         self._timeline.after_step(self._collectives)
 
 
-def _events(folder: Path, collectives: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def _events(folder: Path, collectives: Mapping[str, Collective]) -> Iterator[dict[str, Any]]:
     """The ops that the profiler has seen, as complete events with a thread's number; times in microseconds."""
     for found in sorted(folder.rglob("*.xplane.pb")):
         yield from _events_of(found.read_bytes(), collectives)
 
 
-def _events_of(space: bytes, collectives: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def _events_of(space: bytes, collectives: Mapping[str, Collective]) -> Iterator[dict[str, Any]]:
     for event in tf_adapter.profiled(space):
         match = _OP.fullmatch(event.name)
         if match is None:
             continue
         op, kind = match.groups()
-        what = collectives.get(op)
+        one = collectives.get(op)
         yield {
             "ph": "X",
-            "name": what or kind,
-            "cat": "op" if what is None else "collective",
+            "name": kind if one is None else one.what,
+            "cat": "op" if one is None else "collective",
             "tid": event.thread,
             "ts": event.start_us,
             "dur": event.duration_us,
-            "args": {"op": op, "type": kind},
+            "args": {"op": op, "type": kind} | ({} if one is None else {"bytes": one.nbytes}),
         }
 
 

@@ -12,6 +12,7 @@ import pytest
 from autodist_py import tf_adapter
 from autodist_py.cluster.cluster import SoloCluster
 from autodist_py.config.resource_spec import local_resource_spec
+from autodist_py.diagnostics.overlap import Overlap
 from autodist_py.diagnostics.timeline import FIRST_STEP, STEPS, Timeline
 from tests.support.processes import AUTODIST, ROOT
 
@@ -57,11 +58,27 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def events(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A timeline's file, and what the run has printed."""
     folder = tmp_path_factory.mktemp("timeline")
-    run(folder, workers=2, steps=8)
-    events: list[dict[str, Any]] = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    ended = run(folder, workers=2, steps=8)
+    return folder / "trace.json", ended.stdout
+
+
+@pytest.fixture(scope="module")
+def events(traced: tuple[Path, str]) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = json.loads(traced[0].read_text())["traceEvents"]
     return events
+
+
+def test_the_command_says_what_was_hidden_and_waited_for(traced: tuple[Path, str]) -> None:
+    file, printed = traced
+    overlap = Overlap.of(file)
+    assert str(overlap) in printed
+    assert [one.worker for one in overlap.workers] == [0, 1]
+    assert all(0.0 < one.hidden < one.communication for one in overlap.workers), overlap
+    layers = {one.what: one.nbytes for one in overlap.collectives if "gradients" in one.what}
+    assert layers == {f"dense gradients of layer_{number}": 4 * 700 * 700 for number in range(6)}
 
 
 def ops(events: list[dict[str, Any]], worker: int, category: str) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import grpc
 from autodist_py.cluster.coordinator.events import Probe, Stop
 from autodist_py.cluster.coordinator.service import serve
 from autodist_py.cluster.coordinator.shell import Coordinator
-from autodist_py.cluster.launch.early import early_launcher
+from autodist_py.cluster.launch.early import EarlyLauncher, early_launcher
 from autodist_py.cluster.launch.local import (
     Command,
     LaunchedWorker,
@@ -78,7 +78,12 @@ class Chief:
         address = resources.chief.address
         # A host name may stand for another address here than elsewhere (127.0.1.1 on Debian).
         host = address if resources.is_local else _ALL_ADDRESSES
-        server, port = serve(coordinator, secret, host=host, port=settings.coordinator_port)
+        try:
+            server, port = serve(coordinator, secret, host=host, port=settings.coordinator_port)
+        except ClusterError:
+            if isinstance(launcher, EarlyLauncher):
+                launcher.dismiss()  # A chief that tries again starts its own.
+            raise
         patience = ask_seconds(settings.heartbeat_timeout)
         return cls(coordinator, resources, launcher, secret, server, host_and_port(address, port), patience)
 
@@ -151,15 +156,14 @@ def launcher_for(resources: ResourceSpec, settings: Settings) -> Launcher | None
         ClusterError: the nodes cannot be reached with these settings.
     """
     if settings.launch == "none":
+        early_launcher(settings.early_workers, None)
         _require_known_port(settings)
         return None
     early = early_launcher(settings.early_workers, resources)
     if early is not None:
         return early
     output = chief_output(settings.worker_output, brief=settings.output == "brief")
-    return launcher_on(
-        resources, settings, Command.of_process(), output, last_words_descriptor=settings.worker_output
-    )
+    return launcher_on(resources, settings, Command.of_process(), output, last_words_descriptor=settings.worker_output)
 
 
 def _require_known_port(settings: Settings) -> None:

@@ -143,7 +143,8 @@ def join_cluster(
 ) -> Cluster:
     """The cluster of `resources`, joined by this process; the same one when it has joined before.
 
-    With one node nothing is started. With several, the chief starts the others, and returns when all have joined.
+    With one node nothing is started. With several, the chief starts the others, unless
+    they are there, and returns when all have joined.
 
     Args:
         resources: the nodes; each is a worker. None: those that the chief has told this worker, which it started.

@@ -52,7 +52,7 @@ class CoordinatorLink:
             failure: what is told a cause that an answer has.
             status: what the worker's step waits in.
             progress: which step the worker is at.
-            last_words: what is told to `autodist run` when the chief is lost, which showed this worker's lines.
+            last_words: what is told to `autodist run` when the chief is lost, which may have shown this worker's lines.
             hang_up: ends the calls that wait.
         """
         self.has_lost_chief = False

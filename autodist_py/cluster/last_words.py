@@ -1,7 +1,7 @@
-"""`LastWords`: what a worker of this machine says last when the chief is lost, which showed its lines until then.
+"""`LastWords`: what a worker of this machine says at once when the chief is lost, which may have shown its lines.
 
-`autodist run` gives the chief a pipe for the other workers' lines, and the chief gives it to workers of its machine. As
-long as a process has it `autodist run` waits for such words, so what the script starts must not inherit it.
+`autodist run` has a pipe for the other workers' lines, which the chief and workers of its machine are given. For such
+words of workers that the chief has started it waits until no process has the pipe: what a script starts must not.
 """
 
 import os
@@ -29,15 +29,15 @@ class LastWords:
         """The line is written, if that can be done now, and nothing was said before."""
         with self._lock:
             descriptor, self._descriptor = self._descriptor, None
-        if descriptor is None or self._pipe is None or _pipe(descriptor) != self._pipe:
-            return
-        text = line.encode(errors="replace")[: select.PIPE_BUF - 1] + b"\n"  # So much is written at once, or nothing.
-        with suppress(OSError):
-            poll = select.poll()
-            poll.register(descriptor, select.POLLOUT)
-            if poll.poll(0):
-                os.write(descriptor, text)
-                self.are_said = True
+            if descriptor is None or self._pipe is None or _pipe(descriptor) != self._pipe:
+                return
+            text = line.encode(errors="replace")[: select.PIPE_BUF - 1] + b"\n"  # So much is written at once, or none.
+            with suppress(OSError):
+                poll = select.poll()
+                poll.register(descriptor, select.POLLOUT)
+                if poll.poll(0):
+                    os.write(descriptor, text)
+                    self.are_said = True
 
 
 def keep_from_children(descriptor: int | None) -> None:

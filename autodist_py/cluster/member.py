@@ -125,9 +125,9 @@ class WorkerCluster:
         if settings.rank is None and resources is not None:
             chief = Chief.start(resources, settings, secret)
             return cls(Seat(rank, resources), chief.coordinator, settings, chief=chief)
-        told = Told(secret) if secret else Told.from_input(may_be_typed=not settings.is_launched)
+        told = Told(secret) if secret else Told.from_input()
         resources = told.resources if resources is None else resources
-        coordinator = settings.coordinator or told.coordinator
+        coordinator = told.coordinator or settings.coordinator
         if resources is None or not coordinator:
             raise ClusterError(
                 f"a worker is told the resource spec by the chief that starts it. Received: none, in the process of "

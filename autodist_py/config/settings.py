@@ -29,6 +29,8 @@ from autodist_py.proto.errors import AutoDistError
 
 RANK_VARIABLE = "AUTODIST_RANK"
 COORDINATOR_VARIABLE = "AUTODIST_COORDINATOR"
+COORDINATOR_IS_TOLD = "told:0"
+"""The coordinator of a worker that is told the address over its standard input."""
 RESOURCE_SPEC_VARIABLE = "AUTODIST_RESOURCE_SPEC"
 WORKER_OUTPUT_VARIABLE = "AUTODIST_WORKER_OUTPUT"
 PROGRESS_VARIABLE = "AUTODIST_PROGRESS"
@@ -225,7 +227,7 @@ class Settings:
     """A file descriptor for the chief's words to `autodist run`, which has started the other workers with it."""
 
     def __post_init__(self) -> None:
-        if (self.rank is None) != (self.coordinator is None) and not self.is_launched:
+        if (self.rank is None) != (self.coordinator is None):
             raise SettingsError(
                 f"{RANK_VARIABLE} and {COORDINATOR_VARIABLE} are set together, for workers other than the chief. "
                 f"Received: {RANK_VARIABLE}={self.rank}, {COORDINATOR_VARIABLE}={self.coordinator}. "
@@ -238,7 +240,7 @@ class Settings:
 
     @property
     def is_launched(self) -> bool:
-        """Whether this process was started as another worker, by the chief or with it: it is told where the chief is."""
+        """Whether the chief, or `autodist run`, has started this process as another worker, and tells it the rest."""
         return self.rank is not None and self.launch != "none"
 
     @classmethod

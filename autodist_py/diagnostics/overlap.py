@@ -1,4 +1,4 @@
-"""What a timeline tells of communication: how much of it was hidden behind computation, and what the workers waited for.
+"""What a timeline tells of communication: how much of it computation hid, and what the workers waited for.
 
 It reads the file that `Timeline` writes, without TensorFlow.
 """

@@ -19,6 +19,7 @@ from autodist_py.cluster.coordinator.service import serve
 from autodist_py.cluster.coordinator.shell import Coordinator
 from autodist_py.cluster.exit_hooks import one_line
 from autodist_py.cluster.exit_stack import ExitStack
+from autodist_py.cluster.launch.told import Told
 from autodist_py.cluster.member import WorkerCluster
 from autodist_py.cluster.seat import Seat
 from autodist_py.cluster.server_probe import STILL_SECONDS
@@ -231,6 +232,9 @@ class Late:
         self.left = seconds
         self.waited = self.terminated_after = 0.0
         self.exit_code = 0
+
+    def tell(self, told: Told) -> None:
+        """See LaunchedWorker."""
 
     def wait(self, timeout: float) -> int | None:
         self.left -= timeout

@@ -47,8 +47,7 @@ def test_space_around_a_value_and_a_value_of_space_are_as_none():
     ("environment", "message"),
     [
         ({"AUTODIST_RANK": "one", "AUTODIST_COORDINATOR": "h:1"}, "AUTODIST_RANK is a whole number .* Received: 'one'"),
-        ({"AUTODIST_COORDINATOR": "h:1"}, "AUTODIST_RANK and AUTODIST_COORDINATOR are set together"),
-        ({"AUTODIST_RANK": "1", "AUTODIST_LAUNCH": "none"}, "AUTODIST_RANK and AUTODIST_COORDINATOR are set together"),
+        ({"AUTODIST_RANK": "1"}, "AUTODIST_RANK and AUTODIST_COORDINATOR are set together"),
         ({"AUTODIST_RANK": "1", "AUTODIST_COORDINATOR": "here:\u00b2"}, "AUTODIST_COORDINATOR is host:port"),
         ({"AUTODIST_RANK": "1", "AUTODIST_COORDINATOR": "here:65536"}, "AUTODIST_COORDINATOR is host:port"),
         ({"AUTODIST_RANK": "0", "AUTODIST_COORDINATOR": "h:1"}, "rank 0 is the chief"),

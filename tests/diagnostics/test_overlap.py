@@ -14,7 +14,9 @@ Event = tuple[str, int, int]
 """A collective by name, or an op by type; when it begins, and for how long it takes, in milliseconds."""
 
 
-def trace(collectives: list[Event], ops: list[Event], *, worker: int = 0, kind: str = "CollectiveReduceV2") -> list[Any]:
+def trace(
+    collectives: list[Event], ops: list[Event], *, worker: int = 0, kind: str = "CollectiveReduceV2"
+) -> list[Any]:
     found = []
     for category, events in (("collective", collectives), ("op", ops)):
         for name, begin, length in events:
@@ -77,7 +79,9 @@ def test_a_ring_sends_a_sum_twice_and_rows_once_to_each_other_worker(tmp_path: P
 
 
 def test_the_text_has_what_was_waited_for_longest_first_and_says_what_is_left_out(tmp_path: Path) -> None:
-    events = trace([(f"sum of {'x' * 80}{number}", 10 * number, 1 + number % 9) for number in range(14)], [("_Send", 0, 1)])
+    events = trace(
+        [(f"sum of {'x' * 80}{number}", 10 * number, 1 + number % 9) for number in range(14)], [("_Send", 0, 1)]
+    )
     lines = str(told(tmp_path, events, workers=2)).splitlines()
     assert lines[2].split() == ["worker", "communication", "hidden", "waited"]
     assert lines[3].split() == ["0", "60.00", "0", "%", "60.00"]

@@ -84,12 +84,16 @@ def test_a_run_that_is_stopped_before_the_autodist_leaves_no_process_on_any_host
 def test_a_host_that_cannot_be_reached_is_the_cause_of_the_runs_end(start: Start, tmp_path: Path) -> None:
     run = start(TRAIN.replace('wait_for("begun-0", "begun-1", "begun-2")', ""), (SPEC + SSH).replace("0.2", "0.99"))
     assert run.end(60) == 1
-    said = "[0] autodist: worker 1 (10.77.0.99) ended before it joined: it could not be started over SSH: ssh: connect to"
+    said = (
+        "[0] autodist: worker 1 (10.77.0.99) ended before it joined: it could not be started over SSH: ssh: connect to"
+    )
     assert run.lines[-1].startswith(said), run.text
 
 
 def test_a_key_that_is_not_there_is_told_by_the_chief(start: Start, tmp_path: Path) -> None:
-    run = start(TRAIN.replace('wait_for("begun-0", "begun-1", "begun-2")', ""), f"{SPEC}ssh: {{lab: {{key_file: none}}}}\n")
+    run = start(
+        TRAIN.replace('wait_for("begun-0", "begun-1", "begun-2")', ""), f"{SPEC}ssh: {{lab: {{key_file: none}}}}\n"
+    )
     assert run.end(60) == 1
     assert "the key_file of an ssh group is a file of the chief's machine. Received: none" in run.text
     assert not (tmp_path / "begun-1").exists()

@@ -59,9 +59,11 @@ class _Group:
             return self._process.wait()
 
     def tell(self, line: bytes) -> None:
-        """The worker's standard input is this line, and ends."""
-        with suppress(BrokenPipeError), cast(IO[bytes], self._process.stdin) as stdin:
-            stdin.write(line)
+        """The worker's standard input is this line, and ends, if it has not ended before."""
+        stdin = cast(IO[bytes], self._process.stdin)
+        with suppress(BrokenPipeError), stdin:
+            if not stdin.closed:
+                stdin.write(line)
 
     def send(self, number: signal.Signals) -> None:
         """All get the signal, if the worker has not ended."""
@@ -78,8 +80,11 @@ def _obey(worker: _Group, told: IO[bytes], grace: float) -> None:
     for line in told:
         if line.startswith(TOLD):
             worker.tell(line.removeprefix(TOLD))
+        elif (name := line.removeprefix(SIGNAL).strip().decode(errors="replace")) in signal.Signals.__members__:
+            worker.send(signal.Signals[name])
         else:
-            worker.send(signal.Signals[line.removeprefix(SIGNAL).strip().decode()])
+            break  # Whatever this is, what comes behind it is not understood either.
+    worker.tell(b"")
     time.sleep(grace)
     worker.send(signal.SIGTERM)
     time.sleep(_TERMINATE_SECONDS)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
@@ -30,11 +30,11 @@ _POLL_SECONDS = 0.1
 _LAST_WORDS_SECONDS = 12.0
 """How long other workers may take to end, and to say why, when the chief was killed, or left them."""
 
+_STOP_SECONDS = 6.0
+"""How long those that have started with the chief, and do not end by themselves, may take to be ended, and be read."""
+
 _CHUNK_BYTES = 1 << 16
-_UNUSED = (
-    "autodist: the script has ended without an AutoDist(...) for its {}: each has run it by itself, and the chief's "
-    "output is shown"
-)
+_UNUSED = "autodist: the script has ended without an AutoDist(...) for its {}, so they have not trained together"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +98,17 @@ def run_chief(
             _register(selector, process.stdout, _Source(LineSplitter(), output, 0))
             _register(selector, process.stderr, _Source(LineSplitter(), errors, 0))
             _register(selector, worker_lines, _Source(LineSplitter(), output, None))
-            sent = _relay_until_exit(process, selector, signals)
+            sent, ended_at = _relay_until_exit(process, selector, signals, others)
             said = ""
             if process.returncode < 0 and -process.returncode not in sent:
-                seconds, step = time.monotonic() - begin, step_of(progress.fileno())
+                seconds, step = ended_at - begin, step_of(progress.fileno())
                 said = _end_of_chief(process, seconds, step, killed_before)
-            if said or others is not None:
-                _show_last_words(selector, worker_lines, signals, others)
+            mine = None if others is None or others.are_dismissed else others
+            if mine is not None:
+                mine.chief_ended(_LAST_WORDS_SECONDS, shows_failed=not process.returncode)
+            if said or mine is not None:
+                _show_last_words(selector, worker_lines, signals, mine)
+            _show_unfinished(_registered(selector))
             if said and -process.returncode not in signals:  # Else it was sent to both of us, and the chief was first.
                 errors.show(said)
             if others is not None and not process.returncode and not others.is_asked_for:
@@ -118,24 +122,31 @@ def _register(selector: selectors.BaseSelector, pipe: IO[bytes] | None, source: 
 
 
 def _relay_until_exit(
-    process: subprocess.Popen[bytes], selector: selectors.BaseSelector, signals: deque[int]
-) -> set[int]:
+    process: subprocess.Popen[bytes],
+    selector: selectors.BaseSelector,
+    signals: deque[int],
+    others: EarlyWorkers | None,
+) -> tuple[set[int], float]:
     """Relay until the process has exited and its pipes are closed or silent (a process it left may hold them open).
 
-    A stop signal that comes when it has exited ends that, and stays in `signals`.
+    A stop signal that comes when it has exited ends that, and stays in `signals`. The pipe of `others`, which go on, is
+    none of the process's.
 
     Returns:
-        The signals that we have sent it, and those that came to us when it had exited.
+        The signals that we have sent it, and those that came to us when it had exited; and when it had.
     """
-    deadline = float("inf")
+    deadline = ended_at = float("inf")
     sent: set[int] = set()
     while True:
         exited = process.poll() is not None
+        ended_at = min(ended_at, time.monotonic()) if exited else ended_at
         is_over = exited and bool(signals)
         ready = selector.select(_POLL_SECONDS if selector.get_map() and not is_over else 0)
         for key, _ in ready:
             _relay_chunk(selector, key)
-        if is_over or (exited and not ready and not signals):
+        go_on = others is not None and not others.are_dismissed
+        is_silent = not any(key.data.rank is not None or not go_on for key, _ in ready)
+        if is_over or (exited and is_silent and not signals):
             break
         if not selector.get_map():
             time.sleep(_POLL_SECONDS)
@@ -146,8 +157,8 @@ def _relay_until_exit(
         if time.monotonic() > deadline:
             sent.add(signal.SIGKILL)
             process.kill()
-    _show_unfinished(selector)
-    return sent.union(signals)
+    _show_unfinished(key for key in _registered(selector) if key.data.rank is not None)
+    return sent.union(signals), ended_at
 
 
 def _show_last_words(
@@ -157,18 +168,15 @@ def _show_last_words(
 
     Those that the chief has started hold the pipe open, those that started with it are known.
     """
-    deadline = time.monotonic() + _LAST_WORDS_SECONDS
-    if others is not None:
-        others.chief_ended(_LAST_WORDS_SECONDS)
+    deadline = time.monotonic() + _LAST_WORDS_SECONDS + (0.0 if others is None else _STOP_SECONDS)
     is_over = False
     while not is_over and worker_lines in {key.fileobj for key in _registered(selector)}:
         are_over = others is not None and others.are_over
-        is_late = others is None and time.monotonic() > deadline
+        is_late = time.monotonic() > deadline
         ready = selector.select(0 if are_over or signals or is_late else _POLL_SECONDS)
         for key, _ in ready:
             _relay_chunk(selector, key)
         is_over = bool(signals) or is_late or (are_over and not ready)
-    _show_unfinished(selector)
 
 
 @contextmanager
@@ -180,11 +188,10 @@ def _others(start: Callable[[int], EarlyWorkers | None], output: int) -> Iterato
     finally:
         if others is not None:
             others.close()
-            os.close(output)
 
 
-def _show_unfinished(selector: selectors.BaseSelector) -> None:
-    for key in _registered(selector):
+def _show_unfinished(keys: Iterable[selectors.SelectorKey]) -> None:
+    for key in keys:
         key.data.screen.close(key.data.splitter, rank=key.data.rank)
 
 

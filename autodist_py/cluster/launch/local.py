@@ -1,4 +1,4 @@
-"""Starting the other workers, and their output. The chief uses it; it knows no coordinator and no TensorFlow.
+"""Starting the other workers, and their output, for the chief or `autodist run`. It knows no coordinator.
 
 It owns what every launcher needs, and the one of local processes; `ssh.py` has that of other hosts. Workers
 that are already there need none.
@@ -13,12 +13,14 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Protocol, cast
 
 from autodist_py.cluster.launch.brief import Brief
 from autodist_py.cluster.launch.told import Told
 from autodist_py.config.settings import (
+    COORDINATOR_IS_TOLD,
+    COORDINATOR_VARIABLE,
     EARLY_WORKERS_VARIABLE,
     PROGRESS_VARIABLE,
     RANK_VARIABLE,
@@ -206,6 +208,14 @@ def still_running(workers: Sequence[LaunchedWorker], seconds: float) -> list[Lau
     return [worker for worker in workers if worker.wait(max(0.0, deadline - time.monotonic())) is None]
 
 
+@dataclass(slots=True)
+class _Held:
+    """What a worker that is held has written: how many lines, and the last of them."""
+
+    number: int = 0
+    lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=_HELD_LINES))
+
+
 class LineOutput:
     """A file descriptor that several workers write to, in whole lines that begin with `[rank] `.
 
@@ -221,17 +231,19 @@ class LineOutput:
         self._lock = threading.RLock()
         self._shown: set[int] = set()
         """The ranks of which a line was shown."""
-        self._held: dict[int, deque[bytes]] = {}
-        """The last lines of workers that are held."""
+        self._held: dict[int, _Held] = {}
 
     def hold(self, rank: int) -> None:
         """The worker's next lines are kept, the last ones where they are very many."""
-        self._held[rank] = deque(maxlen=_HELD_LINES)
+        self._held[rank] = _Held()
 
     def release(self, rank: int) -> None:
         """What was kept is shown, and the worker's next lines as they come."""
         with self._lock:
-            for line in self._held.pop(rank, ()):
+            held = self._held.pop(rank, _Held())
+            if left_out := held.number - len(held.lines):
+                self._show(rank, f"... {left_out} lines that it printed before are left out".encode())
+            for line in held.lines:
                 self.show(rank, line)
 
     def relay(self, rank: int, source: IO[bytes]) -> None:
@@ -244,7 +256,8 @@ class LineOutput:
         """Shows one line, if it is to be shown."""
         with self._lock:
             if rank in self._held:
-                self._held[rank].append(line)
+                self._held[rank].lines.append(line)
+                self._held[rank].number += 1
                 return
             text = line.rstrip(b"\r\n").rpartition(b"\r")[2]
             if self._briefs is None or self._briefs[rank].shows(text.decode(errors="replace")):
@@ -255,13 +268,14 @@ class LineOutput:
 
         Of one that is held nothing is shown, and nothing noted.
         """
-        if rank in self._held:
-            return False
-        brief = None if self._briefs is None else self._briefs[rank]
-        if brief is not None and exit_code and not brief.is_open:
-            for line in brief.hidden:
-                self._show(rank, line.encode())
-        return rank in self._shown
+        with self._lock:
+            if rank in self._held:
+                return False
+            brief = None if self._briefs is None else self._briefs[rank]
+            if brief is not None and exit_code and not brief.is_open:
+                while brief.hidden:
+                    self._show(rank, brief.hidden.popleft().encode())
+            return rank in self._shown
 
     def _show(self, rank: int, text: bytes) -> None:
         self._shown.add(rank)
@@ -332,7 +346,7 @@ def own_folder() -> str:
 def own_variables(rank: int) -> dict[str, str]:
     """The environment variables that make a process this worker."""
     # Unbuffered: what a worker has printed when it dies is seen.
-    return {RANK_VARIABLE: str(rank), "PYTHONUNBUFFERED": "1"}
+    return {RANK_VARIABLE: str(rank), COORDINATOR_VARIABLE: COORDINATOR_IS_TOLD, "PYTHONUNBUFFERED": "1"}
 
 
 def _environment(environment: Mapping[str, str], rank: int, last_words_descriptor: int | None) -> dict[str, str]:

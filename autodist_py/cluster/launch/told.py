@@ -50,15 +50,15 @@ class Told:
         return f"{_SEPARATOR.join(words)}\n".encode()
 
     @classmethod
-    def from_input(cls, *, may_be_typed: bool = True) -> "Told":
-        """The first line of standard input, read without taking more; a terminal has none if it is not typed.
+    def from_input(cls) -> "Told":
+        """The first line of standard input, read without taking more.
 
         Raises:
             ClusterError: there is no line, or none that a call can carry.
         """
         line = bytearray()
         with suppress(OSError):
-            while (may_be_typed or not os.isatty(0)) and len(line) < _MOST_BYTES and (byte := os.read(0, 1)) not in (b"", b"\n"):
+            while len(line) < _MOST_BYTES and (byte := os.read(0, 1)) not in (b"", b"\n"):
                 line += byte
         return cls.parse(bytes(line))
 
@@ -86,8 +86,8 @@ class Told:
         except (ValueError, zlib.error, DecodeError, ResourceSpecError) as error:
             raise ClusterError(
                 "the first line of a worker's standard input has the run's secret, the chief's address and the "
-                f"resource spec, with tabs between. Received: {len(resources)} characters that are no spec ({error}). A worker that is started by hand "
-                "gets the secret alone on that line"
+                f"resource spec, with tabs between. Received: {len(resources)} characters that are no spec ({error}). "
+                "A worker that is started by hand gets the secret alone on that line"
             ) from error
 
 

@@ -171,6 +171,7 @@ def test_the_chiefs_settings_are_passed_and_what_is_of_its_machine_is_not():
         "KERAS_BACKEND": "jax",
         "LD_LIBRARY_PATH": "/remote/lib",
         "AUTODIST_RANK": "1",
+        "AUTODIST_COORDINATOR": "told:0",
         "PYTHONUNBUFFERED": "1",
     }
 

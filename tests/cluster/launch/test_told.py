@@ -2,7 +2,6 @@
 
 import base64
 import os
-import pty
 import subprocess
 import sys
 import tracemalloc
@@ -44,7 +43,10 @@ def standard_input(tmp_path: Path):
     os.close(kept)
 
 
-@pytest.mark.parametrize("told", [Told("our secret"), Told("s3cr3t", "[fd00::1]:4000"), Told("s3cr3t", "h:1", RESOURCES), Told("s", "", RESOURCES)])
+@pytest.mark.parametrize(
+    "told",
+    [Told("our secret"), Told("s3cr3t", "[fd00::1]:4000"), Told("s3cr3t", "h:1", RESOURCES), Told("s", "", RESOURCES)],
+)
 def test_a_worker_is_told_what_the_chief_says_and_the_rest_of_its_input_is_the_scripts(told, standard_input):
     standard_input(told.line() + b"more")
     assert Told.from_input() == told
@@ -100,31 +102,12 @@ def test_a_spec_that_grows_without_end_is_read_up_to_a_limit():
 
 
 def test_a_worker_that_the_chief_started_reads_no_file_of_a_spec():
-    assert given_resource_spec("/no/such/file.yml", Settings(rank=1)) is None
+    assert given_resource_spec("/no/such/file.yml", Settings(rank=1, coordinator="told:0")) is None
     with pytest.raises(ResourceSpecError, match="there is no such resource spec file"):
         given_resource_spec("/no/such/file.yml", Settings(rank=1, coordinator="10.0.0.1:4000", launch="none"))
-
-
-def test_a_worker_that_is_started_by_hand_at_a_terminal_is_refused_and_one_whose_secret_is_typed_is_not():
-    code = (
-        "import os, sys\n"
-        "from autodist_py.cluster.launch.told import Told\n"
-        "for may_be_typed in (False, True):\n"
-        "    try: print(Told.from_input(may_be_typed=may_be_typed))\n"
-        "    except Exception as error: print(error)\n"
-    )
-    ours, terminal = pty.openpty()
-    os.write(ours, b"our secret\n")
-    done = subprocess.run(
-        [sys.executable, "-c", code], stdin=terminal, capture_output=True, text=True, timeout=60, cwd=ROOT, check=True
-    )
-    os.close(ours)
-    os.close(terminal)
-    refused, taken = done.stdout.splitlines()
-    assert "Received: no line." in refused and taken == str(Told("our secret"))
 
 
 def test_a_worker_that_is_told_no_spec_says_how_it_is_started_by_hand(standard_input):
     standard_input(b"secret\n")
     with pytest.raises(ClusterError, match=r"Received: none, in the process of rank 1\..*has AUTODIST_LAUNCH=none"):
-        WorkerCluster._of(1, None, Settings(rank=1))
+        WorkerCluster._of(1, None, Settings(rank=1, coordinator="told:0"))

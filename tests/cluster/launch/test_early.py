@@ -164,9 +164,12 @@ def test_a_chief_that_is_killed_before_its_autodist_takes_the_others_along(start
 
 
 def test_a_chief_that_leaves_without_a_word_after_training_leaves_nobody_behind(start: Start, tmp_path: Path) -> None:
-    run = start(f"{TRAIN_BY_THE_COMMANDS_SPEC}sys.stdout.flush()\nos._exit(3) if rank == 0 else time.sleep(600)\n")
+    goes_on = "time.sleep(1), print('goes on', flush=True), time.sleep(600)"
+    body = f"{TRAIN_BY_THE_COMMANDS_SPEC}sys.stdout.flush()\nos._exit(3) if rank == 0 else ({goes_on})\n"
+    run = start(body, "--all-output", "--local", "2")
     assert run.end(90) == 3
     assert any("worker 0 (127.0.0.1), the chief, is lost" in line for line in run.lines), run.text
+    assert "[1] goes on" in run.lines, run.text
     assert not left(tmp_path)
 
 

@@ -61,8 +61,8 @@ class _Group:
     def tell(self, line: bytes) -> None:
         """The worker's standard input is this line, and ends, if it has not ended before."""
         stdin = cast(IO[bytes], self._process.stdin)
-        with suppress(BrokenPipeError), stdin:
-            if not stdin.closed:
+        if not stdin.closed:
+            with suppress(BrokenPipeError), stdin:
                 stdin.write(line)
 
     def send(self, number: signal.Signals) -> None:

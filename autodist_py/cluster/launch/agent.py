@@ -78,6 +78,8 @@ class _Group:
 
 def _obey(worker: _Group, told: IO[bytes], grace: float) -> None:
     for line in told:
+        if not line.endswith(b"\n"):
+            break  # Who wrote it was killed meanwhile.
         if line.startswith(TOLD):
             worker.tell(line.removeprefix(TOLD))
         elif (name := line.removeprefix(SIGNAL).strip().decode(errors="replace")) in signal.Signals.__members__:

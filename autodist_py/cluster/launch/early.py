@@ -52,11 +52,11 @@ class EarlyWorkers:
         self.descriptor = self._chiefs.fileno()
         self._lock = threading.RLock()
         self._told: set[int] = set()
+        """Whose lines are shown, and whose ends are reported."""
         self._ends: dict[int, tuple[int, str]] = {}
         """Of workers that nobody has asked for yet: their exit codes, and the reasons."""
         self._workers: dict[int, LaunchedWorker] = {}
         self._is_over = threading.Event()
-        self._descriptor: int | None = output
         self._output = LineOutput(output, brief=settings.output == "brief")
         self._send("autodist workers", _digest(resources))
         launcher = launcher_on(resources, settings, command, self._output, last_words_descriptor=output)
@@ -66,8 +66,7 @@ class EarlyWorkers:
                     self._output.hold(rank)
                     self._workers[rank] = launcher.launch(rank, node, on_exit=self._ended)
         except (ClusterError, OSError):
-            self._descriptor = None  # It is the caller's again.
-            self.close()
+            self._end_all()  # The descriptor is the caller's again.
             raise
         threading.Thread(target=self._obey, name="autodist-early", daemon=True).start()
 
@@ -81,7 +80,7 @@ class EarlyWorkers:
     def chief_ended(self, seconds: float, *, shows_failed: bool) -> None:
         """The chief's process has ended: so do all others, those that it knew within so many seconds by themselves.
 
-        With `shows_failed` the lines of those that have failed before anybody asked for them are shown.
+        With `shows_failed` the lines of those that failed before anybody asked for them are shown, or how they did.
         """
         threading.Thread(target=self._end, args=[seconds, shows_failed], name="autodist-early", daemon=True).start()
 
@@ -91,28 +90,26 @@ class EarlyWorkers:
         return self._is_over.is_set()
 
     def close(self) -> None:
-        """All have ended."""
+        """All have ended. Nobody reads what they print any more: what waits to be read is let go."""
+        self._end_all()
+        self._output.close()
+
+    def _end_all(self) -> None:
         stop_workers(list(self._workers.values()), grace=0.0)
         self._chiefs.close()
         with suppress(OSError):
             self._own.shutdown(socket.SHUT_RDWR)
         self._own.close()
-        self._close_output()
-
-    def _close_output(self) -> None:
-        with self._lock:
-            descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
 
     def _end(self, seconds: float, shows_failed: bool) -> None:
         try:
             with self._lock:
                 told = set(self._told)
-                failed = {rank: code for rank, (code, _) in self._ends.items() if code and shows_failed}
-            for rank, code in failed.items():
+                failed = {rank: end for rank, end in self._ends.items() if end[0] and shows_failed}
+            for rank, (code, reason) in failed.items():
                 self._output.release(rank)
-                self._output.ended(rank, code)
+                if not self._output.ended(rank, code):
+                    self._output.show(rank, f"autodist: it has ended: {reason or f'exit code {code}'}\n".encode())
             stop_workers([worker for rank, worker in self._workers.items() if rank not in told], grace=0.0)
             stop_workers([worker for rank, worker in self._workers.items() if rank in told], grace=seconds)
         finally:
@@ -136,16 +133,19 @@ class EarlyWorkers:
         else:
             self.are_dismissed = True
             stop_workers(list(self._workers.values()), grace=0.0)
-            self._close_output()  # Nothing of those that are held is written to it.
+            self._output.close()
 
     def _tell(self, rank: int, line: str) -> None:
+        self._workers[rank].tell(Told.parse(line.encode()))  # Nothing, if it has ended.
+        # What it has printed may be much, and nobody may read it now.
+        threading.Thread(target=self._release, args=[rank], name="autodist-early", daemon=True).start()
+
+    def _release(self, rank: int) -> None:
+        self._output.release(rank)
         with self._lock:
             self._told.add(rank)
-            self._output.release(rank)
             end = self._ends.pop(rank, None)
-        if end is None:
-            self._workers[rank].tell(Told.parse(line.encode()))
-        else:
+        if end is not None:
             self._report(rank, *end)
 
     def _ended(self, rank: int, code: int, reason: str, is_shown: bool) -> None:

@@ -71,9 +71,9 @@ def run_chief(
     read_end, write_end = os.pipe()
     with (
         _stop_signals() as signals,
+        _others(start_others, write_end) as others,  # Closed last: what they print waits for nobody then.
         open(read_end, "rb", buffering=0) as worker_lines,
         open(new_progress(), "rb", buffering=0) as progress,
-        _others(start_others, write_end) as others,
     ):
         descriptors = {WORKER_OUTPUT_VARIABLE: write_end, PROGRESS_VARIABLE: progress.fileno()}
         if others is not None:
@@ -105,7 +105,7 @@ def run_chief(
                 said = _end_of_chief(process, seconds, step, killed_before)
             mine = None if others is None or others.are_dismissed else others
             if mine is not None:
-                mine.chief_ended(_LAST_WORDS_SECONDS, shows_failed=not process.returncode)
+                mine.chief_ended(_LAST_WORDS_SECONDS, shows_failed=process.returncode <= 0 or bool(sent))
             if said or mine is not None:
                 _show_last_words(selector, worker_lines, signals, mine)
             _show_unfinished(_registered(selector))

@@ -246,6 +246,13 @@ class LineOutput:
             for line in held.lines:
                 self.show(rank, line)
 
+    def close(self) -> None:
+        """The descriptor is closed; nothing is shown any more."""
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, -1
+        with suppress(OSError):
+            os.close(descriptor)
+
     def relay(self, rank: int, source: IO[bytes]) -> None:
         """Shows all that comes from `source`, until it ends."""
         with source:

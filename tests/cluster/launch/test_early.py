@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import subprocess
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -253,6 +254,34 @@ def test_a_worker_that_failed_where_nobody_asked_is_told_of(start: Start, tmp_pa
     assert run.end(60) == 0
     assert "[1] ValueError: no data here" in run.lines
     assert "without an AutoDist(...) for its 2 workers" in run.text
+
+
+@pytest.mark.usefixtures("start")
+def test_a_command_whose_output_is_closed_ends_though_much_waits_to_be_shown(tmp_path: Path) -> None:
+    begins = "if rank == 1:\n    print((('x' * 100 + chr(10)) * 9000), flush=True)\n    Path('printed').touch()\n"
+    body = f"{begins}wait_for('printed')\nprint('chief', flush=True)\ntime.sleep(1){TRAIN_BY_THE_COMMANDS_SPEC}"
+    (tmp_path / "train.py").write_text(f"{BEGIN}{body}")
+    command = [*AUTODIST, "run", "--all-output", "--local", "2", "train.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, **pipes)
+    try:
+        assert process.stdout is not None
+        with process.stdout:
+            assert process.stdout.readline() == b"[0] chief\n"
+        process.wait(60)
+    finally:
+        process.kill()
+        process.wait(10)
+    until(lambda: not left(tmp_path), 20)
+
+
+def test_a_worker_that_failed_is_told_of_where_the_chief_is_stopped(start: Start, tmp_path: Path) -> None:
+    run = start("os._exit(4) if rank == 1 else wait_for('never')\n")
+    until(lambda: (tmp_path / "pid-0").exists() and (tmp_path / "pid-1").exists() and len(left(tmp_path)) == 1, 30)
+    run.process.send_signal(signal.SIGINT)
+    assert run.end(20) == 128 + signal.SIGINT
+    assert "[1] autodist: it has ended: exit code 4" in run.lines, run.text
 
 
 def test_a_chief_that_tries_again_starts_workers_of_its_own(start: Start, tmp_path: Path) -> None:

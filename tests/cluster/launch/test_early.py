@@ -262,7 +262,7 @@ def test_a_command_whose_output_is_closed_ends_though_much_waits_to_be_shown(tmp
     body = f"{begins}wait_for('printed')\nprint('chief', flush=True)\ntime.sleep(1){TRAIN_BY_THE_COMMANDS_SPEC}"
     (tmp_path / "train.py").write_text(f"{BEGIN}{body}")
     command = [*AUTODIST, "run", "--all-output", "--local", "2", "train.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, **pipes)
     try:

@@ -20,6 +20,7 @@ _NO_COMPUTATION = frozenset({"_Send", "_HostSend", "IteratorGetNext", "IteratorG
 _SHOWN = 60
 """So many characters of what a collective combines are shown."""
 _MOST_ROWS = 12
+_SERVERS, _HOROVOD = "messages to and from servers", "Horovod's all-reduces"
 
 
 class Span(NamedTuple):
@@ -76,12 +77,12 @@ class Overlap:
     Attributes:
         workers: in order.
         collectives: those that were waited for longest first.
-        has_servers: whether workers exchange messages with servers, too, of which the profiler sees nothing.
+        unseen: what else workers tell one another, of which TensorFlow's profiler sees nothing.
     """
 
     workers: tuple[Shares, ...]
     collectives: tuple[Collected, ...]
-    has_servers: bool = False
+    unseen: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, path: Path) -> "Overlap":
@@ -107,10 +108,11 @@ class Overlap:
             wire = _wire(nbytes, own[0]["args"]["type"], about["workers"], about["bits_per_second"])
             collected.append(Collected(what, nbytes, wire, taken, waited_for))
         has_servers = any(one["args"]["type"] == "_Send" for one in events)
-        return cls(tuple(shares), tuple(sorted(collected, key=lambda one: -one.waited)), has_servers)
+        unseen = [_SERVERS] * has_servers + [_HOROVOD] * about["has_horovod"]
+        return cls(tuple(shares), tuple(sorted(collected, key=lambda one: -one.waited)), tuple(unseen))
 
     def __str__(self) -> str:
-        unseen = ["TensorFlow's profiler does not see messages to and from servers."] if self.has_servers else []
+        unseen = [f"It is without {' and '.join(self.unseen)}, which the profiler does not see."] if self.unseen else []
         if not self.collectives:
             return "\n".join(["Timeline: it has no collective", *unseen])
         workers = (

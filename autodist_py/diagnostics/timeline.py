@@ -91,6 +91,7 @@ class Timeline:
                 "steps": self._cluster.step - FIRST_STEP + 1,
                 "workers": self._cluster.num_workers,
                 "bits_per_second": slowest_bandwidth(self._cluster.resources),
+                "has_horovod": any(one.by_name for one in collectives.values()),
             }
             content = {"traceEvents": list(_merged(parts)), "displayTimeUnit": "ms", "otherData": about}
             self._write(json.dumps(content).encode())

@@ -26,9 +26,17 @@ def trace(
     return found
 
 
-def told(folder: Path, events: list[Any], *, steps: int = 1, workers: int = 1, rate: float | None = None) -> Overlap:
+def told(
+    folder: Path,
+    events: list[Any],
+    *,
+    steps: int = 1,
+    workers: int = 1,
+    rate: float | None = None,
+    has_horovod: bool = False,
+) -> Overlap:
     begin = {"ph": "M", "name": "process_name", "pid": 0}
-    about = {"steps": steps, "workers": workers, "bits_per_second": rate}
+    about = {"steps": steps, "workers": workers, "bits_per_second": rate, "has_horovod": has_horovod}
     (folder / "trace.json").write_text(json.dumps({"traceEvents": [begin, *events], "otherData": about}))
     return Overlap.of(folder / "trace.json")
 
@@ -87,7 +95,13 @@ def test_the_text_has_what_was_waited_for_longest_first_and_says_what_is_left_ou
     assert lines[3].split() == ["0", "60.00", "0", "%", "60.00"]
     assert lines[7].startswith(f"sum of {'x' * 53}...") and lines[7].split()[-1] == "4.50"
     assert "and 2 collectives that workers waited for less" in lines
-    assert "does not see messages to and from servers" in lines[-1]
+    assert lines[-1] == "It is without messages to and from servers, which the profiler does not see."
+
+
+def test_horovods_all_reduces_are_said_to_be_missing(tmp_path: Path) -> None:
+    said = str(told(tmp_path, trace([("one", 0, 1)], [("_Send", 0, 1)]), has_horovod=True)).splitlines()[-1]
+    wanted = "It is without messages to and from servers and Horovod's all-reduces, which the profiler does not see."
+    assert said == wanted
 
 
 def test_a_timeline_without_collectives_says_so(tmp_path: Path) -> None:

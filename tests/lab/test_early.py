@@ -7,36 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.lab.conftest import ENDED_SECONDS, HOSTS, SPEC, SSH, THREE_HOSTS, Lab, Run
-from tests.support.processes import AUTODIST, until
+from tests.support.processes import AUTODIST, NOTES_ITS_PROCESS, STEP_OF_A_WEIGHT, until
 
 pytestmark = [pytest.mark.alone, pytest.mark.turns(4)]
 
-BEGIN = """
-import os, time
-from pathlib import Path
-rank = os.environ.get("AUTODIST_RANK", "0")
-Path(f"begun-{rank}").touch()
-
-def wait_for(*files):
-    while not all(Path(file).exists() for file in files):
-        time.sleep(0.01)
-
-"""
-TRAIN = """
-wait_for("begun-0", "begun-1", "begun-2")
-from autodist_py import AutoDist
-autodist = AutoDist()
-import numpy as np, tensorflow as tf
-weight = tf.Variable(np.ones([3]))
-
-@autodist.function
-def step(x):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(tf.linalg.matvec(x, weight) ** 2)
-    weight.assign_sub(0.01 * tape.gradient(loss, weight))
-    return loss
-
-step(np.ones([6, 3]))
+WAIT = 'wait_for("pid-0", "pid-1", "pid-2")'
+TRAIN = f"""
+{WAIT}
+{STEP_OF_A_WEIGHT}
+step(np.ones([6, 1, 3]))
 print("trained by", autodist.num_workers, flush=True)
 """
 
@@ -50,7 +29,7 @@ def start(lab: Lab, tmp_path: Path) -> Iterator[Start]:
 
     def start(body: str, spec: str) -> Run:
         (tmp_path / "spec.yml").write_text(spec)
-        (tmp_path / "train.py").write_text(BEGIN + body)
+        (tmp_path / "train.py").write_text(NOTES_ITS_PROCESS + body)
         command = [*AUTODIST, "run", "--spec", "spec.yml", f"{tmp_path}/train.py"]
         runs.append(lab.start(0, command, tmp_path))
         return runs[-1]
@@ -72,8 +51,8 @@ def test_scripts_of_all_hosts_begin_at_once(start: Start, lab: Lab, tmp_path: Pa
 def test_a_run_that_is_stopped_before_the_autodist_leaves_no_process_on_any_host(
     start: Start, lab: Lab, tmp_path: Path, number: signal.Signals
 ) -> None:
-    run = start("print('begins', flush=True)\nwait_for('ends' if rank == '0' else 'never')\n", THREE_HOSTS)
-    until(lambda: all((tmp_path / f"begun-{rank}").exists() for rank in range(HOSTS)), 30)
+    run = start("print('begins', flush=True)\nwait_for('ends' if rank == 0 else 'never')\n", THREE_HOSTS)
+    until(lambda: all((tmp_path / f"pid-{rank}").exists() for rank in range(HOSTS)), 30)
     run.send(number)
     if number == signal.SIGKILL:
         (tmp_path / "ends").touch()  # Nobody tells the chief.
@@ -82,7 +61,7 @@ def test_a_run_that_is_stopped_before_the_autodist_leaves_no_process_on_any_host
 
 
 def test_a_host_that_cannot_be_reached_is_the_cause_of_the_runs_end(start: Start, tmp_path: Path) -> None:
-    run = start(TRAIN.replace('wait_for("begun-0", "begun-1", "begun-2")', ""), (SPEC + SSH).replace("0.2", "0.99"))
+    run = start(TRAIN.replace(WAIT, ""), (SPEC + SSH).replace("0.2", "0.99"))
     assert run.end(60) == 1
     said = (
         "[0] autodist: worker 1 (10.77.0.99) ended before it joined: it could not be started over SSH: ssh: connect to"
@@ -91,9 +70,7 @@ def test_a_host_that_cannot_be_reached_is_the_cause_of_the_runs_end(start: Start
 
 
 def test_a_key_that_is_not_there_is_told_by_the_chief(start: Start, tmp_path: Path) -> None:
-    run = start(
-        TRAIN.replace('wait_for("begun-0", "begun-1", "begun-2")', ""), f"{SPEC}ssh: {{lab: {{key_file: none}}}}\n"
-    )
+    run = start(TRAIN.replace(WAIT, ""), f"{SPEC}ssh: {{lab: {{key_file: none}}}}\n")
     assert run.end(60) == 1
     assert "the key_file of an ssh group is a file of the chief's machine. Received: none" in run.text
-    assert not (tmp_path / "begun-1").exists()
+    assert not (tmp_path / "pid-1").exists()

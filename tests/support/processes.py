@@ -55,6 +55,21 @@ def ended(
     )
 
 
+NOTES_ITS_PROCESS = """
+import os, sys, time
+from pathlib import Path
+rank = int(os.environ.get("AUTODIST_RANK", 0))
+Path(f"new-{rank}").write_text(str(os.getpid()))
+os.rename(f"new-{rank}", f"pid-{rank}")
+
+def wait_for(*files):
+    while not all(Path(file).exists() for file in files):
+        time.sleep(0.01)
+
+"""
+"""The beginning of a script of several workers: the file pid-RANK has its process id, and it can wait for files."""
+
+
 class Command:
     """A command that runs in a session of its own, and what it prints."""
 

@@ -48,7 +48,6 @@ class EarlyWorkers:
         """
         self.is_asked_for = self.are_dismissed = False
         self._own, self._chiefs = socket.socketpair()
-        self._own.settimeout(None)
         self.descriptor = self._chiefs.fileno()
         self._lock = threading.RLock()
         self._told: set[int] = set()

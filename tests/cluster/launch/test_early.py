@@ -14,39 +14,25 @@ from autodist_py.cluster.launch.early import _digest, early_launcher
 from autodist_py.cluster.launch.local import LineOutput
 from autodist_py.config.resource_spec import local_resource_spec
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
-from tests.support.processes import AUTODIST, ROOT, Command, Lines, ended, kill, noted, until
+from tests.support.processes import (
+    AUTODIST,
+    NOTES_ITS_PROCESS,
+    ROOT,
+    STEP_OF_A_WEIGHT,
+    Command,
+    Lines,
+    ended,
+    kill,
+    noted,
+    until,
+)
 
 pytestmark = [pytest.mark.alone, pytest.mark.turns(4)]
 
-BEGIN = """
-import os, sys, time
-from pathlib import Path
-rank = int(os.environ.get("AUTODIST_RANK", 0))
-Path(f"new-{rank}").write_text(str(os.getpid()))
-os.rename(f"new-{rank}", f"pid-{rank}")
-
-def wait_for(file):
-    while not Path(file).exists():
-        time.sleep(0.01)
-
-"""
-"""What every script begins with: its process is noted."""
-
-TRAIN = """
-wait_for(f"pid-{int(not rank)}")  # Both are here before either makes its AutoDist.
-from autodist_py import AutoDist
-autodist = AutoDist(OF)
-import numpy as np, tensorflow as tf
-weight = tf.Variable(np.ones([3]))
-
-@autodist.function
-def step(x):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(tf.linalg.matvec(x, weight) ** 2)
-    weight.assign_sub(0.01 * tape.gradient(loss, weight))
-    return loss
-
-step(np.ones([4, 3]))
+TRAIN = f"""
+wait_for(f"pid-{{int(not rank)}}")  # Both are here before either makes its AutoDist.
+{STEP_OF_A_WEIGHT.replace("AutoDist()", "AutoDist(OF)")}
+step(np.ones([4, 1, 3]))
 print("trained by", autodist.num_workers)
 """
 TRAIN_BY_THE_COMMANDS_SPEC = TRAIN.replace("OF", "")
@@ -60,7 +46,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     runs: list[Command] = []
 
     def start(body: str, *options: str, **environment: str) -> Command:
-        (tmp_path / "train.py").write_text(BEGIN + textwrap.dedent(body))
+        (tmp_path / "train.py").write_text(NOTES_ITS_PROCESS + textwrap.dedent(body))
         command = [*AUTODIST, "run", *(options or ("--local", "2")), "train.py"]
         runs.append(Command(command, tmp_path, {**os.environ, "PYTHONPATH": str(ROOT), **environment}))
         return runs[-1]
@@ -199,7 +185,7 @@ def test_a_command_that_is_killed_takes_all_along_and_the_chief_says_why(
 
 
 def test_a_command_that_is_killed_while_all_train_takes_them_along(start: Start, tmp_path: Path) -> None:
-    run = start(f"{TRAIN_BY_THE_COMMANDS_SPEC}Path('trained').touch()\nwhile True:\n    step(np.ones([4, 3]))\n")
+    run = start(f"{TRAIN_BY_THE_COMMANDS_SPEC}Path('trained').touch()\nwhile True:\n    step(np.ones([4, 1, 3]))\n")
     until((tmp_path / "trained").exists, 60)
     run.close()
     until(lambda: not left(tmp_path), 30)
@@ -228,7 +214,7 @@ def test_a_default_timeout_of_a_scripts_sockets_does_not_matter(start: Start, tm
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         while True:
-            step(np.ones([4, 3]))
+            step(np.ones([4, 1, 3]))
         """
     )
     assert run.end(60) == 1
@@ -258,9 +244,10 @@ def test_a_worker_that_failed_where_nobody_asked_is_told_of(start: Start, tmp_pa
 
 @pytest.mark.usefixtures("start")
 def test_a_command_whose_output_is_closed_ends_though_much_waits_to_be_shown(tmp_path: Path) -> None:
-    prints = "print((('WARNING: ' + 'x' * 100 + chr(10)) * 9000), flush=True)\n    Path('printed').touch()\n"
-    body = f"if rank == 1:\n    {prints}wait_for('printed')\nprint('chief', flush=True)\ntime.sleep(1){TRAIN_BY_THE_COMMANDS_SPEC}"
-    (tmp_path / "train.py").write_text(f"{BEGIN}{body}")
+    line = "'WARNING: ' + 'x' * 100 + chr(10)"
+    prints = f"print(({line}) * 9000, flush=True)\n    Path('printed').touch()\n"
+    body = f"if rank == 1:\n    {prints}wait_for('printed')\nprint('chief', flush=True)\ntime.sleep(1)"
+    (tmp_path / "train.py").write_text(f"{NOTES_ITS_PROCESS}{body}{TRAIN_BY_THE_COMMANDS_SPEC}")
     command = [*AUTODIST, "run", "--local", "2", "train.py"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(

@@ -55,6 +55,7 @@ _CHOICES = {
     "batch": ("global", "local"),
     "loss_reduction": ("mean", "sum"),
     "fetch_reduction": ("mean", "sum"),
+    "batch_statistics": ("replica", "global"),
 }
 
 _POLICIES = {policy.name.lower(): policy for policy in tf.data.experimental.AutoShardPolicy if policy.name != "HINT"}
@@ -76,6 +77,9 @@ class AutoDist:
         loss_reduction: what the loss does over examples, "mean" or "sum", where its graph does not show it; it also
             says that a loss which mixes examples (in-batch negatives) is to mix those of each replica's own part.
             Default: "mean", and such a loss is refused.
+        batch_statistics: what is mixed where a step mixes the examples of a batch. "global": those of the whole batch,
+            as on one device (batch normalization, in-batch negatives, the logarithm of a mean); what cannot be followed
+            is refused. "replica": each replica's own in batch normalization, and losses that mix examples are refused.
         fetch_reduction: how a float that differs between replicas is returned, "mean" (over examples) or "sum".
         sum_duplicates: sum duplicate rows of a sparse gradient before the update sees them. That is another
             algorithm for optimizers that square each row by itself (Keras's Adam family).
@@ -96,7 +100,7 @@ class AutoDist:
 
     @checked(
         "resource_spec_file",
-        *("batch", "loss_reduction", "fetch_reduction", "sum_duplicates", "strict", "seed"),
+        *("batch", "loss_reduction", "batch_statistics", "fetch_reduction", "sum_duplicates", "strict", "seed"),
         error=AutoDistError,
     )
     def __init__(
@@ -106,6 +110,7 @@ class AutoDist:
         *,
         batch: str = "global",
         loss_reduction: str | None = None,
+        batch_statistics: str = "replica",
         fetch_reduction: str = "mean",
         sum_duplicates: bool = False,
         strict: bool = True,
@@ -114,6 +119,7 @@ class AutoDist:
     ):
         stated, loss_reduction = loss_reduction, "mean" if loss_reduction is None else loss_reduction
         given = {"batch": batch, "loss_reduction": loss_reduction, "fetch_reduction": fetch_reduction}
+        given["batch_statistics"] = batch_statistics
         for name, value in given.items():
             if value not in _CHOICES[name]:
                 raise AutoDistError(f"{name} must be one of {', '.join(_CHOICES[name])}; received {value!r}")
@@ -135,7 +141,7 @@ class AutoDist:
             fetch_reduction=fetch_reduction,
             sum_duplicates=sum_duplicates,
             strict=strict,
-            refuses_mixtures=strict and stated is None,
+            refuses_mixtures=batch_statistics == "global" or (strict and stated is None),
         )
         if settings.plan_dir and resources is not None:
             builder = Planner(builder, resources, settings.plan_dir, partial(planned_schedule, options=options))
@@ -147,6 +153,7 @@ class AutoDist:
             loss_reduction,
             batch,
             shows_ops=settings.recorded_run == "ops",
+            batch_statistics=batch_statistics,
             num_workers=self._cluster.num_workers,
             num_replicas=len(self.resources.replica_devices),
         )

@@ -22,6 +22,7 @@ from autodist_py.diagnostics.comparison import Comparison, magnitude_of
 from autodist_py.kernel.pipeline import compile
 from autodist_py.kernel.runner import AddedPass
 from autodist_py.kernel.topology import resolve
+from autodist_py.program.build import require_no_mixture
 from autodist_py.program.executor import Executor
 from autodist_py.program.replica_variables import ReplicaVariables
 from autodist_py.program.step_function import DistributedFunction
@@ -76,7 +77,7 @@ def compare(
     return comparison
 
 
-@checked("step", "inputs", "replicas", "batched", "tolerance", "loss_reduction", error=CaptureError)
+@checked("step", "inputs", "replicas", "batched", "tolerance", "loss_reduction", "batch_statistics", error=CaptureError)
 def assert_equivalent(
     step: Callable[..., Any],
     inputs: Sequence[Sequence[Any]],
@@ -85,6 +86,7 @@ def assert_equivalent(
     batched: Sequence[str] | set[str] | frozenset[str] | None = None,
     tolerance: float | None = None,
     loss_reduction: str = "mean",
+    batch_statistics: str = "replica",
     strategy_builder: StrategyBuilder | str = "AllReduce",
     passes: Sequence[AddedPass] = (),
 ) -> Comparison:
@@ -98,11 +100,13 @@ def assert_equivalent(
         batched: see `AutoDist.function`.
         tolerance: the largest relative difference that is no difference; None: by type, see `comparison.TOLERANCES`.
         loss_reduction: see `AutoDist`.
+        batch_statistics: see `AutoDist`.
         strategy_builder: see `AutoDist`.
         passes: see `AutoDist`.
 
     Raises:
         NotEquivalentError: a variable or result differs.
+        CaptureError: an op cannot be computed of the whole batch, with batch_statistics="global".
         StrategyError: the builder cannot serve this step on one worker, or uses another number of replicas.
     """
     builder = resolve_builder(strategy_builder)
@@ -110,9 +114,11 @@ def assert_equivalent(
         step,
         lambda name, captured: _Replicas(captured, replicas, name, builder, passes),
         name="step",
-        options=CaptureOptions(loss_reduction),
+        options=CaptureOptions(loss_reduction, batch_statistics=batch_statistics),
         batched=batched,
     )
+    if batch_statistics == "global" and inputs:
+        require_no_mixture(distributed.captured(*inputs[0]).item, "step")
     comparison = compare(step, distributed, inputs, tolerance=tolerance)
     if comparison.first is not None:
         raise NotEquivalentError(

@@ -78,10 +78,14 @@ class Batch:
     Attributes:
         rows: number of examples (int64) of each local replica.
         total: number of examples (int64) of the step, over all workers.
+        places: where the local replicas' examples stand among those of the step, if that is asked for: the number
+            (int64) of all, of those before each replica's, and of each replica's. Iterators may give several numbers of
+            rows, cut in the same proportions: these are counted then.
     """
 
     rows: tuple[str, ...]
     total: str
+    places: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,7 +248,7 @@ def _statistics(program: Program) -> Iterator[ReduceStatistics]:
     """The statistics that are combined; those that are ready at once together."""
     found: dict[tuple[int, int], list[Statistic]] = {}
     for statistic in program.item.statistics:
-        if statistic.reduction not in ("part", "same"):
+        if statistic.reduction not in ("part", "own", "cut", "same"):
             op = op_of(statistic.tensor)
             found.setdefault((program.analysis.level[op], program.analysis.phase[op]), []).append(statistic)
     for (level, phase), statistics in sorted(found.items()):

@@ -235,7 +235,7 @@ def _check_combined(program: Program, changed: Sequence[tf.compat.v1.NodeDef]) -
     whatever = [one for one in program.item.gradients if one.reduction in ("add", "average")]
     added = {tensor for one in whatever for tensor in one.tensors}
     added |= {one.tensor for one in program.item.statistics if one.reduction == "add"}
-    parts = {one.tensor for one in program.item.statistics if one.reduction == "part"}
+    parts = {one.tensor for one in program.item.statistics if one.reduction in ("part", "own", "cut")}
     for what, tensor in recorded:
         if tensor not in parts | added and op_of(captured.nodes[op_of(tensor)].input[0]) not in varying:
             continue

@@ -27,7 +27,7 @@ LOSS_REDUCTIONS = ("mean", "sum")
 GRADIENT_REDUCTIONS = ("", *LOSS_REDUCTIONS, "add", "average")
 OUTPUT_REDUCTIONS = ("", *LOSS_REDUCTIONS, "rows", "same")
 INDICES = ("", "distinct", "same")
-STATISTIC_REDUCTIONS = ("sum", "mean", "add", "rows", "share", "same", "part")
+STATISTIC_REDUCTIONS = ("sum", "mean", "add", "rows", "share", "same", "part", "own", "cut")
 
 GRAPH_DEF_URL = "type.googleapis.com/tensorflow.GraphDef"
 VARIABLE_DEF_URL = "type.googleapis.com/tensorflow.VariableDef"
@@ -189,8 +189,10 @@ class Statistic:
     result of an op of its own. `reduction` is "sum", "mean" (weighted by examples), "add" (replicas' values added up,
     whatever examples they have), "rows" (one after the other),
     "share" (the sum, times the replica's share of the examples), "same" (equal already, as the number of features
-    is), or "part" (the replica's own value, times its share; not combined: see `Gradient.in_parts`). Of the shape, only
-    the first dimension of rows, and those of "same", may be unknown.
+    is), "part" (the replica's own value, times its share; not combined: see `Gradient.in_parts`), "own" (of rows of the
+    whole batch, which all replicas have, those of the replica's own examples), or "cut" (likewise, but any part of the
+    rows, as they are no examples'). Of the shape, only the first dimension of rows, and those of "same", "own" and
+    "cut", may be unknown.
     """
 
     tensor: str

@@ -27,6 +27,8 @@ class CaptureOptions:
         batch: whether workers are given the same batch ("global"), or each its own part ("local").
         shows_ops: whether the values of ops are results too, after the user's own, where it is known what they are for
             the whole batch.
+        batch_statistics: what a step that mixes the examples of a batch mixes: those of the whole batch ("global"), or
+            each replica its own part ("replica").
         num_workers: how many workers train.
         num_replicas: how many replicas share a batch.
     """
@@ -34,8 +36,14 @@ class CaptureOptions:
     loss_reduction: str = "mean"
     batch: str = "global"
     shows_ops: bool = False
+    batch_statistics: str = "replica"
     num_workers: int = 1
     num_replicas: int = 1
+
+    @property
+    def mixes_parts(self) -> bool:
+        """Whether what mixes the examples of a batch has those of a replica's own part only."""
+        return self.num_replicas > 1 and self.batch_statistics == "replica"
 
 
 def assemble(traced: TracedGraph, options: CaptureOptions) -> GraphItem:
@@ -59,6 +67,7 @@ def assemble(traced: TracedGraph, options: CaptureOptions) -> GraphItem:
         batch=options.batch,
         layer_calls=needed.traced.layer_calls,
         shows_ops=options.shows_ops,
+        batch_statistics=options.batch_statistics,
     )
 
 

@@ -18,6 +18,39 @@ def batch_specs(program: Program) -> list[TensorSpec]:
     return [] if batch is None else [TensorSpec(name, tf.int64, ()) for name in (batch.total, *batch.rows)]
 
 
+def own_rows(value: tf.Tensor, places: Sequence[tf.Tensor], message: str) -> tf.Tensor:
+    """The rows of a replica's examples, of `value`, which has equally many for each example of the batch.
+
+    A single row is for all examples, as an op takes it that pairs it with several.
+
+    Args:
+        value: the rows of the whole batch, in its order.
+        places: the number of examples of the batch, of those before the replica's, and of the replica's (int64).
+        message: of the error where the rows are no multiple of the examples.
+    """
+    total, begin, count = places
+    length = tf.shape(value, out_type=tf.int64)[0]
+    each = length // tf.maximum(total, 1)
+    is_for_all = tf.equal(length, 1) & (total > 1)
+    fits = tf.raw_ops.Assert(condition=is_for_all | tf.equal(each * total, length), data=[message, length, total])
+    with tf.control_dependencies([fits]):
+        first = tf.where(is_for_all, tf.zeros([], tf.int64), begin * each)
+        last = tf.where(is_for_all, tf.ones([], tf.int64), (begin + count) * each)
+        return tf.identity(value[first:last])
+
+
+def cut_rows(value: tf.Tensor, places: Sequence[tf.Tensor]) -> tf.Tensor:
+    """A replica's part of the rows of `value`, of which all replicas have all, as large as its share of the examples.
+
+    Args:
+        value: the rows.
+        places: as in `own_rows`.
+    """
+    total, begin, count = places
+    length = tf.shape(value, out_type=tf.int64)[0]
+    return value[length * begin // tf.maximum(total, 1) : length * (begin + count) // tf.maximum(total, 1)]
+
+
 def replica_weights(program: Program, batch: Sequence[tf.Tensor], reduction: str) -> list[tf.Tensor]:
     """A float64 scalar for each local replica, by which its value counts in the sum over all replicas.
 

@@ -73,8 +73,12 @@ def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
     gradients = {op_of(tensor) for gradient in item.gradients for tensor in gradient.tensors}
     statistics = {op_of(statistic.tensor): statistic.reduction for statistic in item.statistics}
     parts = {op for op, reduction in statistics.items() if reduction == "part"}
-    combined = gradients | {op for op, reduction in statistics.items() if reduction not in ("part", "share")}
-    sources = {op_of(tensor.name) for tensor in batched_tensors(item, view)} | _parts(item)
+    own_rows = {op for op, reduction in statistics.items() if reduction in ("own", "cut")}
+    combined = gradients | {
+        op for op, reduction in statistics.items() if reduction not in ("part", "share", "own", "cut")
+    }
+    exchanged = statistics.keys() - parts - own_rows
+    sources = {op_of(tensor.name) for tensor in batched_tensors(item, view)} | _parts(item) | own_rows
     sources |= {variable.name for variable in item.variables if variable.per_replica}
     if batch == "local":
         sources |= {source.name for source in item.inputs if source.kind == "feed"}
@@ -84,7 +88,7 @@ def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
     for name in nx.topological_sort(view.digraph):
         before = view.digraph.pred[name]
         level, phase = max((reached[producer] for producer in before), default=(0, 0))
-        reached[name] = (level + 1, 0) if name in gradients else (level, phase + (name in statistics.keys() - parts))
+        reached[name] = (level + 1, 0) if name in gradients else (level, phase + (name in exchanged))
         depth[name] = max((depth[producer] for producer in before), default=0) + 1
     of_examples = view.dataflow_descendants(sources, blocked=combined)
     varying = of_examples | view.dataflow_descendants(random_ops(view) | parts, blocked=combined)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist_py.kernel.analysis.replica_weights import batch_specs, replica_weights, weighted
+from autodist_py.kernel.analysis.replica_weights import batch_specs, cut_rows, own_rows, replica_weights, weighted
 from autodist_py.kernel.collectives import all_reduce
 from autodist_py.kernel.collectives.collectives import Collectives
 from autodist_py.kernel.collectives.reductions import SUMMED, Part, combine
@@ -21,6 +21,10 @@ from autodist_py.kernel.runner import Contract
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Output, Statistic
 
+_NO_ROWS_OF_EXAMPLES = (
+    "is paired row by row with examples, and does not have equally many rows for each; its rows, and the examples:"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class LowerCollectives:
@@ -33,7 +37,7 @@ class LowerCollectives:
         1. of a gradient of a variable that lives on the workers, the combined one, as far as its compressor keeps it:
             the sum over replicas, each weighted by its share of the examples (loss "mean"), or plain ("sum");
         2. of a statistic, what one device would have computed of the whole batch; of a "part", which is not combined,
-            each replica's share.
+            each replica's share; of an "own", or "cut", which has rows of the whole batch, some of these.
         A fetch that depends on a replica's own examples is, by case:
         3. first dimension unknown, and not summed over: the replicas' rows, in order; of all workers with
             `batch="global"`, else this one's;
@@ -73,6 +77,8 @@ class LowerCollectives:
                     combined |= _lower_fetches(program, event, edits, collectives)
         if parts := [statistic for statistic in item.statistics if statistic.reduction == "part"]:
             _pass_on_parts(program, parts, edits)
+        if owns := [statistic for statistic in item.statistics if statistic.reduction in ("own", "cut")]:
+            _pass_on_own_rows(program, owns, edits)
         fetched = [(output, name) for output, names in program.fetched() for name in names]
         program = collectives.noted(program)
         states = (*program.lowered.compressor_states, *(state for one in kept for state in one.compressor_states))
@@ -146,6 +152,35 @@ def _pass_on_parts(program: Program, statistics: Sequence[Statistic], edits: Edi
         for one, copies in zip(statistics, markers, strict=True)
     ]
     fragment = trace(parts, [batch_specs(program), specs], scope=f"{KERNEL_SCOPE}/Statistics/parts")
+    _pass_on(markers, fragment, edits)
+
+
+def _pass_on_own_rows(program: Program, statistics: Sequence[Statistic], edits: Edits) -> None:
+    """Let each replica pass on the rows of its own examples, of the rows of the whole batch that it has."""
+    markers = [_markers(program, statistic.tensor) for statistic in statistics]
+    batch, replicas = program.replication.batch, program.topology.local_replicas
+    names = () if batch is None else batch.places
+
+    def own(places: Sequence[tf.Tensor], values: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
+        total, begins, counts = places[0], places[1 : len(replicas) + 1], places[len(replicas) + 1 :]
+        taken: list[list[tf.Tensor]] = []
+        for statistic, copies in zip(statistics, values, strict=True):
+            taken.append([])
+            message = f"{op_of(statistic.tensor)} {_NO_ROWS_OF_EXAMPLES}"
+            for replica, copy, *place in zip(replicas, copies, begins, counts, strict=True):
+                with tf.device(replica.device):
+                    is_cut = statistic.reduction == "cut"
+                    here = (total, *place)
+                    taken[-1].append(cut_rows(copy, here) if is_cut else own_rows(copy, here, message))
+        return taken
+
+    specs = [
+        [TensorSpec(program.graph.nodes[marker].input[0], tf.as_dtype(one.dtype), one.shape) for marker in copies]
+        for one, copies in zip(statistics, markers, strict=True)
+    ]
+    fragment = trace(
+        own, [[TensorSpec(name, tf.int64, ()) for name in names], specs], scope=f"{KERNEL_SCOPE}/Statistics/own"
+    )
     _pass_on(markers, fragment, edits)
 
 

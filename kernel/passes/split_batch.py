@@ -61,7 +61,7 @@ class SplitBatch:
             [[TensorSpec(source.name, source.dtype, source.shape) for source in sources]],
             scope=f"{KERNEL_SCOPE}/Batch",
         )
-        parts, rows, total = split.outputs
+        parts, rows, total, places = split.outputs
         edits = Edits()
         edits.add(split.nodes)
         users = program.graph.users({op_of(source.name) for source in sources})
@@ -71,7 +71,7 @@ class SplitBatch:
                 if position is not None:
                     for spelling in {source.name, str(parse(source.name))}:
                         edits.redirect(consumer, spelling, source_parts[position])
-        replication = replace(program.replication, batch=Batch(tuple(rows), total))
+        replication = replace(program.replication, batch=Batch(tuple(rows), total, tuple(places)))
         return collectives.noted(replace(program, graph=edits.apply(program.graph), replication=replication))
 
 
@@ -84,8 +84,8 @@ def _groups(captured: GraphView, sources: Sequence[BatchedTensor]) -> list[int]:
 
 def _split(
     program: Program, tensors: list[tf.Tensor], groups: Sequence[int], collectives: Collectives
-) -> tuple[list[list[tf.Tensor]], list[tf.Tensor], tf.Tensor]:
-    """For each local replica its part of each tensor; its number of rows; the number of rows of the step.
+) -> tuple[list[list[tf.Tensor]], list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
+    """For each local replica its part of each tensor; its number of rows; those of the step; `Batch.places`.
 
     Tensors of one group have as many rows each. Those of several are cut in the same proportions, so that a replica's
     share of the rows, by which its means count, is one number.
@@ -98,7 +98,7 @@ def _split(
         rows = lengths[0] if len(lengths) == 1 else _greatest_divisor(tf.stack(lengths))
         whole = [None] if len(lengths) == 1 else [length // tf.maximum(rows, 1) for length in lengths]
         each, longer = rows // max(count, 1), rows % max(count, 1)
-        parts, sizes = [], []
+        parts, sizes, begins, counts = [], [], [], []
         for position, replica in enumerate(topology.local_replicas):
             index = replica.index if is_global else position
             begin = index * each + tf.minimum(tf.constant(index, tf.int64), longer)
@@ -106,15 +106,27 @@ def _split(
             ends = [(begin, begin + size) if one is None else (begin * one, (begin + size) * one) for one in whole]
             parts.append([tensor[slice(*ends[group])] for tensor, group in zip(tensors, groups, strict=True)])
             sizes.append(size if len(lengths) == 1 else size * tf.reduce_max(tf.stack(whole)))
+            begins.append(begin)
+            counts.append(size)
         given = lengths[0] if len(lengths) == 1 else tf.reduce_max(tf.stack(lengths))
+        takes_own = any(statistic.reduction in ("own", "cut") for statistic in program.item.statistics)
         if is_global and topology.replicas == topology.everyone:
-            return parts, sizes, given
+            return parts, sizes, given, [rows, *begins, *counts] if takes_own else []
         own = tf.add_n(sizes) if is_global or not count else given
-        if is_global:
-            return parts, sizes, own
-        if len(lengths) == 1 or collectives.num_workers == 1:
-            return parts, sizes, collectives.sum_over_workers(own)
-        return parts, sizes, _proportionate_total(tf.stack(lengths), collectives)
+        if is_global or collectives.num_workers == 1:
+            before = [tf.add_n([tf.zeros([], tf.int64), *counts[:position]]) for position in range(len(counts))]
+            return parts, sizes, own, [tf.add_n(counts), *before, *counts] if takes_own else []
+        if len(lengths) == 1 and not takes_own:
+            return parts, sizes, collectives.sum_over_workers(own), []
+        everyone = _everyones_lengths(tf.stack(lengths), collectives)
+        totals = tf.reduce_sum(everyone, axis=0)
+        if not takes_own:
+            return parts, sizes, tf.reduce_max(totals), []
+        units = totals[0] if len(lengths) == 1 else _greatest_divisor(totals)
+        longest = tf.argmax(totals)
+        of_workers = everyone[:, longest] // tf.maximum(totals[longest] // tf.maximum(units, 1), 1)
+        before_own = tf.reduce_sum(of_workers[: topology.workers.index(topology.worker)])
+        return parts, sizes, tf.reduce_max(totals), [units, *(before_own + begin for begin in begins), *counts]
 
 
 def _greatest_divisor(lengths: tf.Tensor) -> tf.Tensor:
@@ -126,12 +138,12 @@ def _greatest_divisor(lengths: tf.Tensor) -> tf.Tensor:
     return tf.where(few > 0, tf.reduce_max(tf.where(divides, candidates, 0)), largest)
 
 
-def _proportionate_total(lengths: tf.Tensor, collectives: Collectives) -> tf.Tensor:
-    """The number of rows of all workers; an error on all, if the shares of one in the components are not equal."""
+def _everyones_lengths(lengths: tf.Tensor, collectives: Collectives) -> tf.Tensor:
+    """The `lengths` of each worker; an error on all, if the shares of one in the components are not equal."""
     everyone = collectives.gather(lengths)
     totals = tf.reduce_sum(everyone, axis=0)
     longest = tf.argmax(totals)
     reference = tf.gather(everyone, longest, axis=1)
     equal = tf.reduce_all(tf.equal(everyone * totals[longest], reference[:, tf.newaxis] * totals), axis=1)
     with tf.control_dependencies([require_on_all(equal, UNEVEN_DATA)]):
-        return tf.identity(totals[longest])
+        return tf.identity(everyone)

@@ -43,10 +43,34 @@ class Insertion:
         """The graph as it is now."""
         return self._graph.made_of(self.nodes.values(), ()).graph_def()
 
-    def combine(self, op: str, index: int, reduction: str) -> None:
-        """Let `op` read its `index`-th input combined by `reduction`."""
+    def combine(self, op: str, index: int, reduction: str, shape: tf.TensorShape | None = None) -> None:
+        """Let `op` read its `index`-th input, of this `shape` if it is given, combined by `reduction`."""
         node = self._edit(op)
-        node.input[index] = self._combined(node.input[index], reduction)
+        node.input[index] = self.combined(node.input[index], reduction, shape)
+
+    def combined(self, tensor: str, reduction: str, shape: tf.TensorShape | None = None) -> str:
+        """`tensor` as one device has it; a "shape", whose first size is the number of a replica's rows, too."""
+        return self._whole_shape(tensor) if reduction == "shape" else self._combined(tensor, reduction, shape)
+
+    def _whole_shape(self, tensor: str) -> str:
+        """A shape of the whole batch: its first size is the sum of the replicas'."""
+        name, symbol = parse(tensor), self._tensor_of(tensor)
+        key = (str(name), "shape")
+        if key not in self._markers:
+            prefix = f"{name.op}/whole_{name.output}"
+            one = self._constant(f"{prefix}/one", np.array([1], np.int32))
+            zero = self._constant(f"{prefix}/zero", np.array([0], np.int32))
+            rest = self._constant(f"{prefix}/rest", np.array([-1], np.int32))
+            axis = self._constant(f"{prefix}/axis", np.array(0, np.int32))
+            types = {"T": symbol.dtype, "Index": tf.int32}
+            first = self._add("Slice", f"{prefix}/first", [tensor, zero, one], **types)
+            others = self._add("Slice", f"{prefix}/others", [tensor, one, rest], **types)
+            total = self._marker(first, symbol.dtype, (1,), "sum")
+            others = f"{self._marker(others, symbol.dtype, (None,), 'same')}:0"
+            self._markers[key] = self._add(
+                "ConcatV2", f"{prefix}/shape", [total, others, axis], T=symbol.dtype, N=2, Tidx=tf.int32
+            )
+        return self._markers[key]
 
     def result(self, tensor: str) -> str:
         """The result `tensor`, or what is computed again for it; a gradient with all its terms."""
@@ -68,6 +92,21 @@ class Insertion:
     def read(self, op: str, index: int, tensor: str) -> None:
         """Let `op` read `tensor` as its `index`-th input."""
         self._edit(op).input[index] = tensor
+
+    def read_value(self, tensor: str, value: np.ndarray) -> None:
+        """Let all that reads `tensor` read this value of it, which it has whatever a replica's examples."""
+        name = str(parse(tensor))
+        readers = [
+            (reader, index)
+            for reader, one in self.nodes.items()
+            for index, read in enumerate(one.input)
+            if _spelt(read) == name
+        ]
+        if readers:
+            dtype = self._tensor_of(tensor).dtype.as_numpy_dtype
+            constant = self._constant(f"{op_of(tensor)}/value_{parse(tensor).output}", value.astype(dtype))
+            for reader, index in readers:
+                self.read(reader, index, constant)
 
     def readers(self, op: str) -> int:
         """How many times a result of `op` is read, or its end waited for."""
@@ -156,12 +195,12 @@ class Insertion:
     def _constant(self, name: str, value: np.ndarray) -> str:
         return self._add("Const", name, [], dtype=tf.as_dtype(value.dtype), value=value)
 
-    def _combined(self, tensor: str, reduction: str) -> str:
+    def _combined(self, tensor: str, reduction: str, known: tf.TensorShape | None = None) -> str:
         if reduction == AGAIN:
             return self._computed_again(tensor)
         symbol = self._tensor_of(tensor)
-        shape = tuple(symbol.shape.as_list())
-        if reduction == "rows":
+        shape = tuple((symbol.shape if known is None else known).as_list())
+        if reduction in ("rows", "own", "cut"):
             shape = (None, *shape[1:])
         return self._marker(tensor, symbol.dtype, shape, reduction)
 

@@ -23,6 +23,8 @@ from autodist_py.capture.batch.regularizers import Separation
 from autodist_py.capture.batch.row_counts import rows_that_do_not_fit
 from autodist_py.capture.batch.shares import Shares
 from autodist_py.capture.batch.sparse_rows import Rows
+from autodist_py.capture.batch.whole_batch.item import of_whole_batch
+from autodist_py.capture.batch.whole_batch.solver import NotFollowedError
 from autodist_py.capture.recording.gradients import Origin
 from autodist_py.capture.recording.layers import LayerCall
 from autodist_py.capture.recording.user_code import line_of
@@ -48,6 +50,7 @@ def with_statistics(
     batch: str,
     layer_calls: Sequence[LayerCall] = (),
     shows_ops: bool = False,
+    batch_statistics: str = "replica",
 ) -> GraphItem:
     """`item` with its statistics, and what each gradient and output does with examples.
 
@@ -60,6 +63,8 @@ def with_statistics(
         batch: whether workers are given the same ("global"), or each its own part ("local").
         layer_calls: of Keras's layers, in order.
         shows_ops: whether the values of ops are results too, after the others.
+        batch_statistics: what is mixed where the step mixes examples: "global", those of the whole batch; "replica",
+            each replica its own part.
     """
     losses = [one.losses for one in origins]
     solution = solve(item, whole, losses, tensor_of, batch, layer_calls)
@@ -136,7 +141,16 @@ def with_statistics(
         mixtures=tuple(dict.fromkeys((*mixtures.values(), *refused, *joined))),
         inseparable_ops=tuple(dict.fromkeys((*separation.inseparable, *shares.unseen))),
     )
-    return replace(done, mixtures=(*done.mixtures, *rows_that_do_not_fit(done, graph, solution, tensor_of)))
+    done = replace(done, mixtures=(*done.mixtures, *rows_that_do_not_fit(done, graph, solution, tensor_of)))
+    if batch_statistics == "replica" or not (done.mixtures or done.normalizing_ops or done.local_ops):
+        return done
+    try:
+        insertion = Insertion(graph, solution, tensor_of)
+        done = of_whole_batch(item, graph, insertion, tensor_of, batch, shows_ops=shows_ops)
+    except NotFollowedError as error:
+        return replace(done, mixtures=(*done.mixtures, f"{error}, so that it is not computed of the whole batch"))
+    _require_always_run(done.statistics, whole)
+    return done
 
 
 def _of_each(
@@ -161,7 +175,7 @@ def _require_always_run(statistics: Iterable[Statistic], whole: GraphView) -> No
     begins = {node.name for node in whole.of_type({"Enter", "Switch"})}
     for statistic in statistics:
         op = statistic.tensor.rpartition("/statistic_")[0]
-        if begins and begins & whole.ancestors([op], blocked=ends):
+        if begins and begins & whole.ancestors({op} & whole.nodes.keys(), blocked=ends):
             raise CaptureError(
                 f"'{op}' must be combined over all replicas, and is inside a branch or loop of TensorFlow 1's control "
                 "flow, which may not run in each step. Compute it before, or use tf.compat.v1.enable_control_flow_v2()"

@@ -114,12 +114,11 @@ def capture_function(
         CaptureError: the construct that cannot be captured, and the way out.
     """
     require_no_strategy("the step is called")
-    is_shared_out = options.num_replicas > 1
-    traced = _Trace(function, arguments, is_shared_out=is_shared_out)
+    traced = _Trace(function, arguments, mixes_parts=options.mixes_parts)
     traced.run(structure)
     if traced.creates_variables:
         # As tf.function does: the first trace creates variables, the second is the step.
-        traced = _Trace(function, arguments, is_shared_out=is_shared_out, is_second=True)
+        traced = _Trace(function, arguments, mixes_parts=options.mixes_parts, is_second=True)
         traced.run(structure)
     return _assemble(traced, options, partial(_call, function, structure))
 
@@ -142,10 +141,10 @@ class _Trace:
         function: Callable[..., Any],
         arguments: Sequence[Argument],
         *,
-        is_shared_out: bool,
+        mixes_parts: bool,
         is_second: bool = False,
     ):
-        self._is_shared_out = is_shared_out
+        self._mixes_parts = mixes_parts
         self._new_variables = NewVariables(are_allowed=not is_second)
         self._function, self._autograph = tf_adapter.unwrap_function(function)
         self.arguments = arguments
@@ -209,7 +208,7 @@ class _Trace:
         with ExitStack() as stack:
             stack.enter_context(self.recorder.active())
             stack.enter_context(self.layers.active())
-            if self._is_shared_out:
+            if self._mixes_parts:
                 stack.enter_context(refused_combinations(self.graph, self.layers.innermost))
             stack.enter_context(self.uses.active())
             stack.enter_context(tf_adapter.inlined_functions(self.graph))

@@ -79,7 +79,7 @@ class GraphScope:
         """What a SyncReplicasOptimizer of the graph says."""
         self.num_workers = options.num_workers
         self._seed = seed
-        self._is_shared_out = options.num_replicas > 1
+        self._mixes_parts = options.mixes_parts
         self._guard = SessionGuard(graph, self._gradient_tensors) if options.num_workers > 1 else None
 
     @contextmanager
@@ -95,7 +95,7 @@ class GraphScope:
             stack.enter_context(self._layers.active())
             stack.enter_context(tf_adapter.savers_built(self._note_saver))
             stack.enter_context(tf_adapter.resource_variables())
-            if self._is_shared_out:
+            if self._mixes_parts:
                 stack.enter_context(refused_combinations(self.graph, self._layers.innermost))
             stack.enter_context(tf_adapter.inlined_functions(self.graph))
             yield

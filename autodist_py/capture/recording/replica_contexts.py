@@ -20,7 +20,7 @@ _COMBINE = ("all_gather", "all_reduce")
 
 @contextmanager
 def refused_combinations(graph: tf.Graph, layer: Callable[[], str | None]) -> Iterator[None]:
-    """Within this context no layer of a step that is captured in `graph`, for several replicas, asks for a combination.
+    """Within this context no layer of a step that is captured in `graph`, for parts of a batch, asks for a combination.
 
     Args:
         graph: where the step is captured.
@@ -48,8 +48,9 @@ def _refusing(
             f"layer '{asking}' asks tf.distribute to combine a value over replicas "
             f"(ReplicaContext.{name}), as synchronized batch normalization does. A captured step is that of one "
             "device, so the request would count for nothing, and each replica would normalize its own part. "
-            "Leave it out (BatchNormalization(synchronized=False)), use a layer that keeps examples apart "
-            "(GroupNormalization, LayerNormalization), or train on one device"
+            'AutoDist(batch_statistics="global") normalizes the whole batch. Or leave it out '
+            "(BatchNormalization(synchronized=False)), use a layer that keeps examples apart (GroupNormalization, "
+            "LayerNormalization), or train on one device"
         )
 
     return combine

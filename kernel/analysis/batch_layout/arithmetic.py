@@ -113,7 +113,7 @@ def _reduction(over_rows: BatchLayout, *, linear: bool) -> Rule:
                 return MIXED if _floors(operands) else over_rows
             return SHARDED
         if layout is SHAPE:
-            return COUNT if operands.node.op == "Prod" else MIXED
+            return COUNT if operands.node.op == "Prod" and operands.axes(1, rank) == [0] else MIXED
         exact = linear and operands.layouts[1] is REPLICATED and not _floors(operands)
         return _unary_linear(operands) if exact else MIXED
 

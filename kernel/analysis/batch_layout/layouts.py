@@ -1,6 +1,6 @@
 """How a tensor depends on a replica's examples, and what a rule is told about an op."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -64,6 +64,21 @@ class BatchLayout(Enum):
 CHOSEN_SHAPE, TAILED, MIXED = _REST
 FIXED = frozenset({PARTIAL_SUM, PARTIAL_MEAN, COUNT})
 """Layouts of values that can be combined by one reduction."""
+
+_DRAWN = ("RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal")
+_STATELESS = ("Normal", "NormalV2", "Uniform", "UniformInt", "UniformIntV2", "UniformV2")
+TAKES_SHAPE: Mapping[str, int] = {
+    **dict.fromkeys(("AvgPool3DGrad", "AvgPoolGrad", "Fill", "StridedSliceGrad", *_DRAWN), 0),
+    **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"), 0),
+    **{f"StatelessRandom{kind}": 0 for kind in _STATELESS},
+    **dict.fromkeys(("StatelessTruncatedNormal", "StatelessTruncatedNormalV2"), 0),
+    **dict.fromkeys(("BroadcastTo", "Reshape", "SparseReshape", "SparseToDense", "Tile"), 1),
+    **dict.fromkeys(("Slice", "SparseFillEmptyRows", "SparseTensorDenseMatMul"), 2),
+}
+"""Op types that return rows, as many as a shape says that they are given; and which of their inputs it is.
+
+To all others the sizes in a shape are numbers to compute with: those of the whole batch.
+"""
 
 Rule = Callable[["Operands"], BatchLayout | tuple[BatchLayout, ...]]
 

@@ -103,6 +103,9 @@ def _strided_slice(operands: Operands) -> BatchLayout:
             first += operands.leading[0]
         if masks["shrink_axis"] & 1:
             return COUNT if first == 0 else REPLICATED if first > 0 else MIXED
+        if not masks["end"] & 1 and end[0] <= 0:
+            rank = operands.leading[0]
+            return MIXED if rank is None else REPLICATED if end[0] + rank * (end[0] < 0) <= max(first, 0) else SHAPE
         return SHAPE if first == 0 else REPLICATED if first > 0 else MIXED
     if layout is not SHARDED or stride is None:
         return layout if layout in (PARTIAL_SUM, PARTIAL_MEAN) else MIXED
@@ -133,6 +136,8 @@ def _concat(operands: Operands) -> BatchLayout:
     *parts, _ = operands.layouts
     if operands.ranks[0] == 1 and 0 in operands.leading:  # As boolean_mask has, before the axes that it masks.
         parts = [part for part, size in sizes if size != 0] or [REPLICATED]
+    if set(parts) == {REPLICATED}:
+        return REPLICATED
     axes = operands.axes(-1, operands.ranks[0])
     if axes is None:
         return MIXED

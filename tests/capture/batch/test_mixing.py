@@ -323,3 +323,18 @@ def test_the_gradient_of_a_loss_of_no_example_is_the_same_on_all(counts: bool) -
     with AutoDist(loss_reduction="sum") as autodist:
         (gradient,) = autodist.function(step).captured(X).item.gradients
     assert gradient.reduction == "mean"
+
+
+@pytest.mark.parametrize("name", [name for name in MIXING if "drawn" not in name])
+def test_what_is_refused_trains_by_the_whole_batch(name: str) -> None:
+    loss_of, weight = MIXING[name][0], tf.Variable(WEIGHT)
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_of(tf.matmul(x, weight), y)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    rng = np.random.default_rng(7)
+    batches = [(rng.normal(size=(size, 4)), rng.integers(0, 3, size)) for size in (6, 5, 7)]
+    assert_equivalent(step, batches, replicas=3, batch_statistics="global", tolerance=1e-9)

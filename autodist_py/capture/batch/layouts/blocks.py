@@ -1,13 +1,13 @@
 """How many rows each example has in what an op returns, and what the rules of layouts are told."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import tensorflow as tf
 
 from autodist_py.capture.batch.layouts.constants import Constants
 from autodist_py.capture.batch.layouts.loops import RUNS
-from autodist_py.capture.batch.layouts.regions import Regions, Sources
-from autodist_py.capture.batch.layouts.table import LayoutTable
+from autodist_py.capture.batch.layouts.regions import Sources
 from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout, Operands
 from autodist_py.kernel.ir.names import op_of
 
@@ -23,16 +23,30 @@ _WITH_BLOCKS = frozenset(
 )
 """Layouts of what has a number of rows for each example, or tells it."""
 _FROM_SHAPE = frozenset(
-    {"Cast", "ConcatV2", "GatherV2", "Identity", "Pack", "Prod", "Shape", "Slice", "SparseReshape", "StridedSlice"}
+    {
+        *("Cast", "ConcatV2", "DynamicStitch", "GatherV2", "Identity", "Pack", "Prod", "Shape", "ShapeN", "Slice"),
+        *("SparseReshape", "StridedSlice"),
+    }
 )
 """Op types that pass on with how many rows of each example a shape begins, where what they return has one."""
+
+
+class Layouts(Protocol):
+    """What is known of the layouts of tensors, and of what each op returns."""
+
+    @property
+    def found(self) -> Mapping[str, tuple[BatchLayout, ...]]:
+        """The layouts of what each op returns."""
+
+    def layout(self, tensor: str) -> BatchLayout:
+        """The layout of `tensor`."""
 
 
 class Blocks:
     """The rows of each example: a sequence that is flattened has as many as it is long."""
 
-    def __init__(self, regions: Regions, sources: Sources, table: LayoutTable, constants: Constants):
-        self._tensor_of, self._sources, self._table, self._constants = regions.tensor_of, sources, table, constants
+    def __init__(self, tensor_of: Callable[[str], tf.Tensor], sources: Sources, table: Layouts, constants: Constants):
+        self._tensor_of, self._sources, self._table, self._constants = tensor_of, sources, table, constants
         self._found: dict[str, int | None] = {}
 
     def of(self, op: str) -> int | None:

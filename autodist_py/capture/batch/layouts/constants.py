@@ -11,6 +11,7 @@ from autodist_py.kernel.ir.names import op_of, parse
 _ARITHMETIC: Mapping[str, Callable[..., np.ndarray]] = {
     "Add": np.add,
     "AddV2": np.add,
+    "FloorMod": np.mod,
     "Mul": np.multiply,
     "Neg": np.negative,
     "Range": np.arange,

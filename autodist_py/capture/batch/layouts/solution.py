@@ -11,24 +11,14 @@ from autodist_py.capture.batch.layouts.choices import CHOICES, Choices
 from autodist_py.capture.batch.layouts.constants import Constants
 from autodist_py.capture.batch.layouts.followed import Followed
 from autodist_py.capture.batch.layouts.regions import Regions, Sources
+from autodist_py.capture.batch.layouts.shown import known_values
 from autodist_py.capture.batch.layouts.table import OF_ROWS, OF_SHARES, REDUCTIONS, SUMS, Edge, LayoutTable
-from autodist_py.capture.shapes import static_shape
 from autodist_py.kernel.analysis.batch_layout.along import Along
 from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout, Operands
-from autodist_py.kernel.collectives.collectives import CARRIED
-from autodist_py.kernel.ir.control_flow import CONTROL_FLOW
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import op_of, parse
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Output
-
-_RESULTS = {
-    BatchLayout.REPLICATED: "same",
-    BatchLayout.SHARDED: "rows",
-    BatchLayout.PARTIAL_SUM: "sum",
-    BatchLayout.COUNT: "sum",
-    BatchLayout.PARTIAL_MEAN: "mean",
-}
 
 
 @dataclass(frozen=True)
@@ -160,20 +150,8 @@ class Solution:
 
     def known_values(self, graph: GraphView) -> Iterator[Output]:
         """The tensors of `graph` of which it is known what they are for the whole batch, each after what it is of."""
-        hidden = graph.dataflow_descendants(node.name for node in graph.of_type(CONTROL_FLOW))
-        read = {str(parse(name)) for node in graph.nodes.values() for name in node.input if not name.startswith("^")}
-        of_op: dict[str, list[str]] = {}
-        for tensor in sorted(read):
-            of_op.setdefault(op_of(tensor), []).append(tensor)
-        for op in graph.dataflow_order(graph.nodes):
-            if op in hidden or not (op in self.table.found or op in self.regions.markers):
-                continue
-            for tensor in of_op.get(op, ()):
-                symbol = self.regions.tensor_of(tensor)
-                reduction = _RESULTS.get(self.table.layout(tensor), "")
-                shape = static_shape(symbol.shape)
-                if symbol.dtype in CARRIED and reduction and _fits(shape, reduction):
-                    yield Output(f"{op}:{parse(tensor).output}", symbol.dtype.name, shape, reduction)
+        known = self.table.found.keys() | self.regions.markers
+        return known_values(graph, known, self.table.layout, self.regions.tensor_of)
 
     def is_again(self, tensor: str) -> bool:
         """Whether the result `tensor` must be computed again for all examples."""
@@ -193,15 +171,6 @@ def _reduction(kinds: Set[BatchLayout]) -> str:
     if kinds and kinds <= {BatchLayout.PARTIAL_MEAN, BatchLayout.REPLICATED}:
         return "mean"  # So is that of what depends on no example.
     return "sum" if kinds & SUMS and kinds <= SUMS | {BatchLayout.REPLICATED} else ""
-
-
-def _fits(shape: tuple[int | None, ...] | None, reduction: str) -> bool:
-    """Whether a result of this static shape can be returned for the whole batch."""
-    if reduction == "same":
-        return True
-    if reduction == "rows":
-        return shape is not None and shape[:1] == (None,) and None not in shape[1:]
-    return shape is not None and None not in shape
 
 
 def differing(regions: Regions, sources: Sources, edges: Mapping[Edge, str]) -> set[str]:

@@ -18,7 +18,7 @@ from autodist_py.capture.batch.layouts.table import OF_ROWS, SUMS, LayoutTable, 
 from autodist_py.capture.recording.layers import LayerCall
 from autodist_py.kernel.analysis.batch_layout.arithmetic import ADDITIVE
 from autodist_py.kernel.analysis.batch_layout.entries import ENTRIES, SEGMENTS
-from autodist_py.kernel.analysis.batch_layout.layouts import FIXED, BatchLayout, Operands
+from autodist_py.kernel.analysis.batch_layout.layouts import FIXED, TAKES_SHAPE, BatchLayout, Operands
 from autodist_py.kernel.analysis.batch_layout.rules import layout_of
 from autodist_py.kernel.ir.control_flow import CONTROL_FLOW
 from autodist_py.kernel.ir.graph import GraphView
@@ -32,6 +32,7 @@ _ADDS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
 _PRODUCTS = frozenset({"BatchMatMulV2", "Einsum", "MatMul"})
 _APART = OF_ROWS | CHOICES | {BatchLayout.REPLICATED, BatchLayout.SHAPE, BatchLayout.TAILED}
 """Layouts of inputs that, where the result has rows, say nothing of other replicas' examples."""
+_OF_OWN = _APART - {BatchLayout.SHAPE}
 
 
 def solve(
@@ -65,7 +66,7 @@ class _Solver:
         self._regions, self._sources = regions, sources
         self._table = LayoutTable(regions, sources, layers)
         self._constants = Constants(regions.graph, regions.tensor_of)
-        self._blocks = Blocks(regions, sources, self._table, self._constants)
+        self._blocks = Blocks(regions.tensor_of, sources, self._table, self._constants)
         self._choices = Choices(regions, self._table, self._blocks)
         self._followed = Followed(regions, sources, self._table, self._blocks, self._constants)
         self._branches = Branches(regions, self._table, self._constants)
@@ -237,12 +238,15 @@ class _Solver:
         self, node: tf.compat.v1.NodeDef, reads: Sequence[str], operands: Operands, result: BatchLayout
     ) -> BatchLayout:
         """The layout of `node`, whose own rule gives `result`, when what it reads is combined where it must be."""
-        mixes = result in OF_ROWS and not set(operands.layouts) <= _APART
+        mixes = result in OF_ROWS and not all(
+            layout in _APART and (layout is not BatchLayout.SHAPE or TAKES_SHAPE.get(node.op) is not None)
+            for layout in operands.layouts
+        )
         if result is not BatchLayout.MIXED and not mixes:
             return result
         if self._table.is_in_row_wise_layer(node.name):
             return result
-        wanted = [one for one in wanted_of(reads, operands.layouts) if not (mixes and one.layout in _APART)]
+        wanted = [one for one in wanted_of(reads, operands.layouts) if not (mixes and one.layout in _OF_OWN)]
         if not self._table.can_combine_all(node.name, wanted):
             if not self._graph.control_flow.runs_once(node.name) and node.name not in self._regions.losses:
                 self._branches.give_whole(node.name)

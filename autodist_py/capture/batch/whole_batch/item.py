@@ -1,0 +1,113 @@
+"""The program in which nothing is a replica's own mixture: what `WholeBatch` found, put into its graph."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import tensorflow as tf
+
+from autodist_py.capture.batch.insertion import Insertion
+from autodist_py.capture.batch.layouts.regions import Sources
+from autodist_py.capture.batch.layouts.shown import known_values
+from autodist_py.capture.batch.whole_batch.solver import REDUCTIONS, NotFollowedError, WholeBatch
+from autodist_py.kernel.analysis.batch_layout.layouts import COUNT, PARTIAL_MEAN, PARTIAL_SUM, REPLICATED, SHARDED
+from autodist_py.kernel.ir.graph import SHOWS, GraphView
+from autodist_py.kernel.ir.names import op_of, parse
+from autodist_py.proto.graph_item import Gradient, GraphItem, Output
+
+_COMBINED = {REPLICATED: "mean", PARTIAL_MEAN: "mean", PARTIAL_SUM: "sum"}
+_RESULTS = {**REDUCTIONS, REPLICATED: "same"}
+
+
+def of_whole_batch(
+    item: GraphItem,
+    graph: GraphView,
+    insertion: Insertion,
+    tensor_of: Callable[[str], tf.Tensor],
+    batch: str,
+    *,
+    shows_ops: bool = False,
+) -> GraphItem:
+    """`item`, whose gradients are parts of sums over examples, however its losses mix them.
+
+    Args:
+        item: what was captured, without statistics.
+        graph: its graph.
+        insertion: what puts statistics into it.
+        tensor_of: a tensor of it by its name; only its shape and type are used.
+        batch: whether workers are given the same ("global"), or each its own part ("local").
+        shows_ops: whether the values of ops are results too, after the others.
+
+    Raises:
+        NotFollowedError: an op cannot be computed of the whole batch.
+    """
+    markers = {op_of(tensor) for gradient in item.gradients for tensor in gradient.tensors}
+    writers = {writer for variable in item.variables for writer in variable.update_ops}
+    writers |= {node.name for node in graph.of_type(SHOWS)}
+    shapes = {
+        str(parse(graph.nodes[op_of(gradient.tensors[0])].input[0])): tf.TensorShape(
+            item.variable(gradient.variable).shape
+        )
+        for gradient in item.gradients
+        if not gradient.is_sparse
+    }
+    found = WholeBatch(graph, Sources.of(item, graph, markers, batch), tensor_of, writers, shapes)
+    found.solve()
+    gradients = tuple(_combined(gradient, graph, found, tensor_of) for gradient in item.gradients)
+    for (op, index), reduction in sorted(found.edges.items()):
+        insertion.combine(op, index, reduction, shapes.get(str(parse(graph.nodes[op].input[index]))))
+    for tensor, value in found.values.items():
+        insertion.read_value(tensor, value)
+    outputs = tuple(_result(output, found, insertion) for output in item.outputs)
+    if shows_ops:
+        outputs += tuple(known_values(graph, graph.nodes.keys(), found.layout, tensor_of))
+    return replace(
+        item,
+        graph_def=insertion.graph_def().SerializeToString(deterministic=True),
+        gradients=gradients,
+        outputs=outputs,
+        statistics=tuple(insertion.statistics),
+        local_ops=(),
+        normalizing_ops=(),
+        mixtures=(),
+        inseparable_ops=(),
+    )
+
+
+def _result(output: Output, found: WholeBatch, insertion: Insertion) -> Output:
+    layout = found.layout(output.tensor)
+    reduction = _RESULTS[layout]
+    if reduction != "shape":
+        return replace(output, reduction=reduction)
+    return replace(output, tensor=insertion.combined(output.tensor, reduction), reduction="same")
+
+
+def _combined(
+    gradient: Gradient, graph: GraphView, found: WholeBatch, tensor_of: Callable[[str], tf.Tensor]
+) -> Gradient:
+    """The gradient as a sum over replicas of what each has."""
+    markers = [op_of(tensor) for tensor in gradient.tensors]
+    raw = [graph.nodes[marker].input[0] for marker in markers]
+    layouts = [found.layout(tensor) for tensor in raw]
+    if not gradient.is_sparse:
+        (tensor,), (layout,) = raw, layouts
+        if layout is PARTIAL_MEAN or (layout is REPLICATED and not found.is_whole(tensor)):
+            return replace(gradient, reduction="mean")  # So is that of what all have alike.
+        if layout not in (PARTIAL_SUM, COUNT):
+            raise NotFollowedError(f"the gradient of '{gradient.variable}' is no sum over examples ('{tensor}')")
+        return replace(gradient, reduction="sum")
+    (indices, values, _), (of_indices, of_values, of_shape) = raw, layouts
+    rows = tensor_of(values).shape[:1].as_list()
+    if of_shape is not REPLICATED:
+        raise NotFollowedError(f"the gradient of '{gradient.variable}' has a shape that depends on examples")
+    is_fixed = of_indices is REPLICATED and not found.is_whole(indices) and rows != [None]
+    if is_fixed and of_values in _COMBINED:
+        return replace(gradient, reduction=_COMBINED[of_values], indices="same", rows=rows[0])
+    are_whole = all(map(found.has_whole_rows, (indices, values)))
+    for marker, tensor, layout in zip(markers[:2], raw[:2], layouts[:2], strict=True):
+        if found.has_whole_rows(tensor):
+            found.edges[marker, 0] = "cut" if are_whole else "own"
+        elif layout is not SHARDED:
+            raise NotFollowedError(
+                f"the rows of the gradient of '{gradient.variable}' are none of examples ('{tensor}')"
+            )
+    return replace(gradient, reduction="sum", indices="", rows=None)

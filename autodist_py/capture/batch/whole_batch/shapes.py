@@ -1,0 +1,99 @@
+"""What back-propagation computes from shapes, and what is the same for every number of examples."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from autodist_py.capture.batch.layouts.constants import Constants
+from autodist_py.kernel.analysis.batch_layout.layouts import REPLICATED, SHAPE, BatchLayout
+from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.ir.names import parse
+
+FROM_SHAPES = frozenset({"BroadcastGradientArgs", "ConcatOffset"})
+"""Op types of which `Shapes` knows the results."""
+
+_BATCH = -1
+"""Stands for the number of a replica's rows in a shape."""
+
+
+class Layouts(Protocol):
+    """What is known of tensors."""
+
+    def layout(self, tensor: str) -> BatchLayout:
+        """The layout of `tensor`."""
+
+    def is_whole(self, tensor: str) -> bool:
+        """Whether a size in `tensor` may depend on the batch, and be that of the whole one."""
+
+
+class Shapes:
+    """Results that follow from shapes whose first size is the number of a replica's rows."""
+
+    def __init__(self, graph: GraphView, tensor_of: Callable[[str], tf.Tensor], layouts: Layouts, constants: Constants):
+        self._graph, self._tensor_of, self._layouts, self._constants = graph, tensor_of, layouts, constants
+
+    def values(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> list[np.ndarray]:
+        """What `node`, of FROM_SHAPES, returns, whatever the number of rows; none: it is not known."""
+        if node.op == "BroadcastGradientArgs":
+            shapes = [self._shape(name) for name in reads]
+            known = [shape for shape in shapes if shape is not None]
+            return _reduced(*known) if len(known) == len(shapes) else []
+        axis, shapes = self._constants.value(reads[0]), [self._shape(name) for name in reads[1:]]
+        known = [shape for shape in shapes if shape is not None]
+        if axis is None or len(known) < len(shapes):
+            return []
+        place = int(axis) % len(known[0])
+        sizes = [shape[place] for shape in known]
+        if _BATCH in sizes:
+            return []
+        offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        return [np.array([offset if at == place else 0 for at in range(len(known[0]))]) for offset in offsets]
+
+    def _shape(self, tensor: str) -> list[int] | None:
+        """The sizes in the shape `tensor`, `_BATCH` for that of the rows; None: they are not all known."""
+        if self._layouts.layout(tensor) not in (REPLICATED, SHAPE) or self._layouts.is_whole(tensor):
+            return None
+        value = self._constants.value(tensor)
+        if value is not None:
+            return [int(size) for size in value]
+        name = parse(tensor)
+        node = self._graph.nodes[name.op]
+        if node.op == "StridedSlice":
+            return self._sliced(node)
+        if node.op not in ("Shape", "ShapeN"):
+            return None
+        shape = self._tensor_of(node.input[name.output]).shape
+        if shape.rank is None:
+            return None
+        sizes = shape.as_list()
+        if self._layouts.layout(tensor) is SHAPE and sizes and sizes[0] is None:
+            sizes[0] = _BATCH
+        return None if None in sizes else sizes
+
+    def _sliced(self, node: tf.compat.v1.NodeDef) -> list[int] | None:
+        whole, masks = self._shape(node.input[0]), node.attr
+        begin, end, stride = (self._constants.value(name) for name in node.input[1:4])
+        is_plain = not any(masks[f"{key}_mask"].i for key in ("ellipsis", "new_axis", "shrink_axis"))
+        if whole is None or begin is None or end is None or stride is None or not is_plain:
+            return None
+        first = None if masks["begin_mask"].i else int(begin[0])
+        last = None if masks["end_mask"].i else int(end[0])
+        return whole[first : last : int(stride[0])]
+
+
+def _reduced(first: Sequence[int], second: Sequence[int]) -> list[np.ndarray]:
+    """The axes over which the gradient of each of two that were broadcast is summed, as BroadcastGradientArgs says.
+
+    A single row is as one of several: a sum over it changes nothing.
+    """
+    rank = max(len(first), len(second))
+    shapes = [[1] * (rank - len(shape)) + list(shape) for shape in (first, second)]
+    missing = [rank - len(shape) for shape in (first, second)]
+    if any(_BATCH in pair and pair[0] != pair[1] and 1 not in pair for pair in zip(*shapes, strict=True)):
+        return []
+    return [
+        np.array([at for at in range(rank) if at < skipped or (own[at] == 1 and other[at] != 1)], np.int32)
+        for own, other, skipped in zip(shapes, reversed(shapes), missing, strict=True)
+    ]

@@ -1,0 +1,249 @@
+"""What mixes the examples of a batch is computed of the whole batch: as on one device, also of one row a replica."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from autodist_py import AutoDist
+from autodist_py.proto.errors import CaptureError
+from autodist_py.proto.graph_item import GraphItem
+from autodist_py.testing import assert_equivalent
+
+SIZES = (6, 5, 1, 2, 7)
+REPLICAS = 3
+
+Loss = Callable[[tf.Tensor, tf.Tensor, tf.Variable, tf.Variable], tf.Tensor]
+"""Of rows `z` of 4 numbers, labels `y` below 3, a table of 5 rows, and a number."""
+
+
+def count(z: tf.Tensor) -> tf.Tensor:
+    return tf.shape(z)[0]
+
+
+def number(sizes: tf.Tensor) -> tf.Tensor:
+    return tf.cast(sizes, tf.float64)
+
+
+def root(z: tf.Tensor) -> tf.Tensor:
+    """What needs the whole batch."""
+    return tf.sqrt(tf.reduce_mean(z**2) + 0.1)
+
+
+def asserted(z: tf.Tensor, y: tf.Tensor, t: tf.Variable, s: tf.Variable) -> tf.Tensor:
+    scores = z @ tf.transpose(z)
+    tf.debugging.assert_equal(count(z), tf.shape(y)[0])
+    tf.debugging.assert_equal(tf.shape(scores)[1], tf.shape(y)[0])
+    tf.debugging.assert_shapes([(z, ("N", 4)), (y, ("N",))])
+    tf.debugging.assert_non_negative(z**2)
+    return tf.reduce_mean(tf.nn.log_softmax(scores))
+
+
+def normalized_again(z: tf.Tensor, y: tf.Tensor, t: tf.Variable, s: tf.Variable) -> tf.Tensor:
+    return tf.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a / root(a) + 0.1 * z), [0, z])[1][0, 0] ** 2
+
+
+def of_classes(z: tf.Tensor, y: tf.Tensor, t: tf.Variable, s: tf.Variable) -> tf.Tensor:
+    parts = tf.dynamic_partition(z, tf.cast(y, tf.int32), 3)
+    return tf.add_n([root(tf.concat([part, tf.ones([1, 4], tf.float64)], 0)) for part in parts])
+
+
+LOSSES: dict[str, Loss] = {
+    "asserts": asserted,
+    "a shape as numbers": lambda z, y, t, s: tf.reduce_sum(z[:, :2] * number(tf.shape(z))),
+    "the number of rows, in a vector": lambda z, y, t, s: tf.reduce_sum(z / number(tf.shape(z)[:1])),
+    "numbers that begin with that of rows": lambda z, y, t, s: tf.reduce_sum(
+        (z[:, :2] + tf.stack([number(count(z)), 1.0])) ** 2
+    ),
+    "a shape that is compared": lambda z, y, t, s: tf.reduce_sum(tf.maximum(z[:, :2] * 20.0, number(tf.shape(z)))),
+    "no sizes": lambda z, y, t, s: tf.reduce_mean(z) * number(tf.reduce_prod(tf.shape(z)[:-2])),
+    "sizes that are not multiplied": lambda z, y, t, s: tf.reduce_sum(
+        z[:, :2] * number(tf.reduce_prod(tf.shape(z), axis=[]))
+    ),
+    "the number plus one": lambda z, y, t, s: tf.reduce_sum(z**2) / number(count(z) + 1),
+    "the number times a weight": lambda z, y, t, s: s * number(count(z)),
+    "several ids each": lambda z, y, t, s: tf.reduce_mean(tf.gather(t, tf.stack([y, (y + 1) % 5], 1)) ** 2),
+    "all elements in a row": lambda z, y, t, s: tf.reduce_mean(tf.reshape(z, tf.expand_dims(tf.size(z), 0)) ** 3),
+    "rows that are not those of the batch": lambda z, y, t, s: tf.reduce_sum(
+        tf.gather(t, tf.concat([y, [0, 1]], 0)) ** 2
+    ),
+    "some ids": lambda z, y, t, s: tf.reduce_sum(tf.gather(t, tf.boolean_mask(y, y > 0)) ** 2),
+    "distinct ids": lambda z, y, t, s: tf.reduce_sum(tf.gather(t, tf.unique(y)[0]) ** 2),
+    "ids of half of the batch": lambda z, y, t, s: tf.reduce_sum(tf.gather(t, y[: count(z) // 2]) ** 2),
+    "rows times a column": lambda z, y, t, s: tf.reduce_mean(((z * number(y + 1)[:, None]) @ tf.transpose(z)) ** 2),
+    "one-hot among the batch": lambda z, y, t, s: tf.reduce_mean(
+        tf.nn.softmax_cross_entropy_with_logits(tf.one_hot(y, count(z), dtype=tf.float64), z @ tf.transpose(z))
+    ),
+    "weights of rows of scores": lambda z, y, t, s: tf.reduce_mean(
+        number(y + 1) * tf.reduce_logsumexp(z @ tf.transpose(z), 1)
+    ),
+    "weights of columns of scores": lambda z, y, t, s: tf.reduce_mean(
+        number(y + 1) * tf.nn.softmax(z @ tf.transpose(z))
+    ),
+    "the largest scores by rows": lambda z, y, t, s: tf.reduce_mean(tf.reduce_max(z @ tf.transpose(z), 1) * z[:, 0]),
+    "all beside the first": lambda z, y, t, s: tf.reduce_mean((z - z[:1]) ** 2),
+    "a median": lambda z, y, t, s: tf.reduce_mean((z - tf.sort(z, 0)[count(z) // 2]) ** 2),
+    "the hardest half": lambda z, y, t, s: tf.reduce_mean(
+        tf.sort(tf.reduce_sum(z**2, 1), direction="DESCENDING")[: tf.maximum(count(z) // 2, 1)]
+    ),
+    "each row as often as there are rows": lambda z, y, t, s: tf.reduce_mean(tf.repeat(z, count(z), axis=0) ** 2),
+    "singular values": lambda z, y, t, s: tf.reduce_sum(tf.linalg.svd(z, compute_uv=False)),
+    "a regularizer beside it": lambda z, y, t, s: tf.nn.l2_loss(t) + s**2,
+    "a branch": lambda z, y, t, s: tf.cond(tf.reduce_mean(z) > 0, lambda: root(z), lambda: tf.reduce_sum(z**2)),
+    "a loop": normalized_again,
+    "a scan over the batch": lambda z, y, t, s: tf.reduce_mean(tf.scan(lambda a, b: a * 0.5 + b, z) ** 2),
+    "parts by class": of_classes,
+    "a gradient's norm": lambda z, y, t, s: root(tf.gradients(tf.reduce_mean(tf.sin(z) ** 2), z)[0]),
+    "a mean that is checked": lambda z, y, t, s: tf.debugging.check_numerics(tf.reduce_mean(z), "is no number"),
+    "a count of integers": lambda z, y, t, s: (
+        tf.reduce_sum(z**2) / number(tf.reduce_sum(tf.cast(y > 0, tf.int32)) + 1) ** 2
+    ),
+}
+
+
+def batches() -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(7)
+    return [(rng.normal(size=(size, 3)), rng.integers(0, 3, size)) for size in SIZES]
+
+
+def trained(loss_of: Loss) -> Callable[..., Any]:
+    rng = np.random.default_rng(3)
+    first, bias, table, scale = (tf.Variable(rng.normal(size=shape)) for shape in ((3, 4), (4,), (5, 4), ()))
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+        variables = (first, bias, table, scale)
+        with tf.GradientTape() as tape:
+            z = tf.tanh(x @ first) * (1.0 + bias)
+            loss = loss_of(z, y, table, scale) + root(z)
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            if isinstance(gradient, tf.IndexedSlices):
+                variable.scatter_sub(tf.IndexedSlices(0.1 * gradient.values, gradient.indices))
+            elif gradient is not None:
+                variable.assign_sub(0.1 * gradient)
+        return [loss, z, tf.shape(z), tf.reshape(tf.sort(z, 0), [count(z), 4])]
+
+    return step
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_that_of_the_whole_batch(name: str) -> None:
+    assert_equivalent(trained(LOSSES[name]), batches(), replicas=REPLICAS, batch_statistics="global", tolerance=1e-9)
+
+
+def residual(layers: Any, library: Any) -> Any:
+    """Convolutions and normalizations, added up and joined."""
+    inputs = library.Input((6, 6, 3))
+    x = layers.Conv2D(4, 3, padding="same")(inputs)
+    for _ in range(2):
+        y = layers.Activation("tanh")(layers.BatchNormalization()(x))
+        x = layers.Add()([x, layers.Conv2D(4, 3, padding="same")(y)])
+    x = layers.Concatenate()([x, layers.BatchNormalization(synchronized=True)(x)])
+    x = layers.MaxPooling2D(2)(layers.LayerNormalization()(x))
+    return library.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
+
+
+def attention(layers: Any, library: Any) -> Any:
+    inputs = library.Input((6, 6, 3))
+    x = layers.Dense(4)(layers.Reshape((36, 3))(inputs))
+    x = layers.BatchNormalization()(layers.MultiHeadAttention(2, 4)(x, x))
+    return library.Model(inputs, layers.Dense(3)(layers.Flatten()(x)))
+
+
+@contextmanager
+def in_float64(library: Any) -> Iterator[None]:
+    """Within this context layers and losses are of float64, whatever tests before have left."""
+    policies, floats = library.mixed_precision, library.backend.floatx()
+    before = (policies.dtype_policy if library is keras else policies.global_policy)()
+    library.backend.set_floatx("float64")
+    change = policies.set_dtype_policy if library is keras else policies.set_global_policy
+    change("float64")
+    try:
+        yield
+    finally:
+        change(before)
+        library.backend.set_floatx(floats)
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras], ids=lambda library: library.__name__)
+@pytest.mark.parametrize("make", [residual, attention], ids=lambda make: make.__name__)
+def test_batch_normalization_is_that_of_the_whole_batch(make: Callable[..., Any], library: Any) -> None:
+    """No rows are gathered: statistics alone travel."""
+    library.utils.set_random_seed(1)
+    with in_float64(library):
+        model = make(library.layers, library)
+        optimizer = library.optimizers.SGD(0.1, momentum=0.9)
+        optimizer.build(model.trainable_variables)
+        loss_of = library.losses.SparseCategoricalCrossentropy(from_logits=True)
+    rng = np.random.default_rng(2)
+    given = [(rng.normal(size=(size, 6, 6, 3)), rng.integers(0, 3, size)) for size in (6, 5, 7)]
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    assert_equivalent(step, given, replicas=REPLICAS, batch_statistics="global", tolerance=1e-9)
+    reductions = [one.reduction for one in item_of(step, given[0]).statistics]
+    assert "rows" not in reductions and "own" not in reductions
+
+
+def item_of(step: Callable[..., Any], batch: Sequence[np.ndarray]) -> GraphItem:
+    with AutoDist(batch_statistics="global") as autodist:
+        return autodist.function(step).captured(*batch).item
+
+
+def test_statistics_are_combined_where_they_are_made() -> None:
+    """Two messages forward, the mean and the variance, and two sums backward; sizes beside."""
+    scale = tf.Variable(np.ones(4))
+    weight = tf.Variable(np.random.default_rng(0).normal(size=(3, 4)))
+    average = tf.Variable(np.zeros(4), trainable=False)
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            z = x @ weight
+            mean, variance = tf.nn.moments(z, [0])
+            average.assign(0.9 * average + 0.1 * mean)
+            loss = tf.reduce_mean(tf.tanh(tf.nn.batch_normalization(z, mean, variance, None, scale, 1e-2)))
+        for variable, gradient in zip((weight, scale), tape.gradient(loss, (weight, scale)), strict=True):
+            variable.assign_sub(0.1 * gradient)
+
+    combined = [one for one in item_of(step, batches()[0]).statistics if one.reduction in ("sum", "mean")]
+    assert len([one for one in combined if one.shape]) == 4, combined
+
+
+def test_what_does_not_mix_is_as_it_was() -> None:
+    def step_of() -> Callable[..., Any]:
+        weight = tf.Variable(np.ones((3, 4)), name="weight")
+
+        def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((x @ weight) ** 2)
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+            return loss
+
+        return step
+
+    with AutoDist() as autodist:
+        plain = autodist.function(step_of()).captured(*batches()[0]).item
+    assert item_of(step_of(), batches()[0]).statistics == plain.statistics
+
+
+def drawn(z: tf.Tensor, y: tf.Tensor, t: tf.Variable, s: tf.Variable) -> tf.Tensor:
+    return tf.reduce_mean(tf.random.shuffle(z) * z)
+
+
+def by_python(z: tf.Tensor, y: tf.Tensor, t: tf.Variable, s: tf.Variable) -> tf.Tensor:
+    return tf.reduce_mean(tf.stop_gradient(tf.ensure_shape(tf.py_function(np.sin, [z], tf.float64), [None, 4])) * z)
+
+
+@pytest.mark.parametrize("loss_of", [drawn, by_python], ids=lambda loss: loss.__name__)
+def test_what_cannot_be_followed_is_refused_with_its_line(loss_of: Loss) -> None:
+    with pytest.raises(CaptureError, match=r"(?s)test_whole_batch\.py, line \d+.*not computed of the whole batch"):
+        assert_equivalent(trained(loss_of), batches(), replicas=REPLICAS, batch_statistics="global")

@@ -141,7 +141,7 @@ class AutoDist:
             fetch_reduction=fetch_reduction,
             sum_duplicates=sum_duplicates,
             strict=strict,
-            refuses_mixtures=batch_statistics == "global" or (strict and stated is None),
+            refuses_mixtures=strict and (batch_statistics == "global" or stated is None),
         )
         if settings.plan_dir and resources is not None:
             builder = Planner(builder, resources, settings.plan_dir, partial(planned_schedule, options=options))

@@ -9,6 +9,7 @@ import tensorflow as tf
 from autodist_py.kernel.ir.batched import batched_tensors
 from autodist_py.kernel.ir.branch_writes import writes_alike
 from autodist_py.kernel.ir.graph import (
+    DRAWN_ALIKE,
     ITERATOR_NEXT,
     SEED_INPUT,
     SEEDED_RANDOM,
@@ -137,7 +138,7 @@ def made_of_what_is_given(item: GraphItem) -> set[str]:
     view = GraphView(tf.compat.v1.GraphDef.FromString(item.graph_def))
     given = {op_of(source.name) for source in item.inputs if source.shape != ()}
     given |= {node.name for node in view.of_type(ITERATOR_NEXT | TAKES_ELEMENTS)}
-    return view.dataflow_descendants(given | random_ops(view))
+    return view.dataflow_descendants(given | using(view, _DRAWS))
 
 
 def require_replicated_writes(item: GraphItem, analysis: Analysis) -> None:
@@ -181,7 +182,7 @@ def _parts(item: GraphItem) -> set[str]:
 
 def random_ops(view: GraphView) -> set[str]:
     """Ops that give another result on each replica though their inputs are equal."""
-    return using(view, _DRAWS)
+    return {name for name in using(view, _DRAWS) if DRAWN_ALIKE not in view.nodes[name].attr}
 
 
 def using(view: GraphView, types: Collection[str]) -> set[str]:

@@ -142,6 +142,9 @@ SEED_INPUT = {
 }
 """Stateless random op types, and which of their inputs is the seed (or, of the newer ones, the key)."""
 
+DRAWN_ALIKE = "_autodist_drawn_alike"
+"""The attribute of a random op that draws the same on all replicas: numbers of the whole batch, or of no example."""
+
 
 def functions_of(node: tf.compat.v1.NodeDef) -> Iterator[tuple[str, str]]:
     """(attribute, function name) for every library function that `node` calls."""

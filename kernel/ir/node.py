@@ -47,6 +47,11 @@ def identity(name: str, tensor: str, dtype: tf.DType, like: tf.compat.v1.NodeDef
     return node("Identity", name, [tensor], like=like, T=dtype)
 
 
+def reads_of(node: tf.compat.v1.NodeDef) -> list[str]:
+    """The tensors that `node` reads, in order, as it spells them."""
+    return [name for name in node.input if not name.startswith("^")]
+
+
 def controls_of(of: tf.compat.v1.NodeDef) -> list[str]:
     """What the op waits for, as an input says it."""
     return [name for name in of.input if name[0] == "^"]

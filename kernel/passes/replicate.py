@@ -35,10 +35,11 @@ class Replicate:
     Ensures: op `n` stands as `AutoDist-Replica-<i>/n` on replica i's device (an op that the user put on a CPU stays on
         one, and what reads or writes a variable is where the variable is), with the replica's own variables,
         control-flow frames and random streams; the stream of the cluster's first replica is that of one device.
-        Stateless random ops draw the same on all, unless the option `folds_seeds` is on. What is stateful but shared
-        (inputs, iterators, lookup tables) stands once, under its own name; inputs that are each replica's own part do
-        not. What shows something to the user (tf.print, summaries) does so on the cluster's first replica only. Every
-        op has a device, so colocation groups, some of whose ops are not part of the program, are dropped.
+        Ops that are marked `DRAWN_ALIKE` have it on all replicas. Stateless random ops draw the same on all, unless
+        the option `folds_seeds` is on. What is stateful but shared (inputs, iterators, lookup tables) stands once,
+        under its own name; inputs that are each replica's own part do not. What shows something to the user (tf.print,
+        summaries) does so on the cluster's first replica only. Every op has a device, so colocation groups, some of
+        whose ops are not part of the program, are dropped.
 
     Example, on one worker of two replicas: `w -= mean(x)`.
 

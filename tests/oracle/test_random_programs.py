@@ -42,13 +42,25 @@ def programs(builders: Sequence[str]) -> st.SearchStrategy[RandomProgram]:
         source=st.sampled_from(["arguments", "arguments", *SOURCES]),
         result=st.sampled_from(sorted(RESULTS)),
         in_turn_with=st.sampled_from([*[""] * 8, "AllReduce"]),
+        batch_statistics=st.sampled_from(["replica", "global"]),
     )
 
 
 def fixed(*drawn: Operation, **parts: Any) -> RandomProgram:
     """A program of these operations, and the simplest of all else."""
     simplest = RandomProgram(
-        drawn, "mean", "", "together", "descend", "nothing", "AllReduce", 0, "arguments", "float", in_turn_with=""
+        drawn,
+        "mean",
+        "",
+        "together",
+        "descend",
+        "nothing",
+        "AllReduce",
+        0,
+        "arguments",
+        "float",
+        in_turn_with="",
+        batch_statistics="replica",
     )
     return replace(simplest, **parts)
 

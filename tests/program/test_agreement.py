@@ -109,7 +109,7 @@ def item_of(loss: Any, **options: Any) -> Any:
             value = loss(tf.linalg.matvec(x, weight))
         weight.assign_sub(tape.gradient(value, weight))
 
-    with AutoDist(**options) as autodist:
+    with AutoDist(batch_statistics="replica", **options) as autodist:
         return autodist.function(step).captured(np.ones([4, 3])).item
 
 

@@ -390,7 +390,8 @@ def print_and_summarize(directory: str) -> None:
 
 def a_loss_that_cannot_be_followed_is_warned_of_by_the_chief() -> None:
     weight = tf.Variable(np.ones(3))
-    with AutoDist(strict=False) as autodist, LogHandler("autodist_py.program.build") as records:
+    autodist = AutoDist(strict=False, batch_statistics="replica")
+    with autodist, LogHandler("autodist_py.program.build") as records:
 
         @autodist.function
         def step(x: tf.Tensor) -> None:
@@ -446,7 +447,7 @@ def each_worker_by_itself_must_not_write_state_from_its_part() -> None:
 
 def notes_of(step: Callable[..., Any], *arguments: np.ndarray) -> str:
     """What is said beside of a first step that fails."""
-    with AutoDist() as autodist:
+    with AutoDist(batch_statistics="replica") as autodist:
         with pytest.raises(tf.errors.InvalidArgumentError) as raised:
             autodist.function(step)(*arguments)
         return "\n".join(raised.value.__notes__)
@@ -577,7 +578,7 @@ def weights_of_as_many_classes_as_examples_are_no_batch() -> None:
         for _ in range(3):
             step(X, labels, of_classes)
 
-    train_alike(run)
+    train_alike(run, batch_statistics="replica")
 
 
 def an_operation_is_run_and_returned_as_nothing() -> None:

@@ -68,6 +68,7 @@ class RandomProgram:
         source: what the step is given the batch by, see `SOURCES`.
         result: of which type a result is, beside those of the values' own.
         in_turn_with: the strategy of another AutoDist that runs every other step; "": there is none.
+        batch_statistics: see `AutoDist`.
     """
 
     operations: tuple[Operation, ...]
@@ -81,6 +82,7 @@ class RandomProgram:
     source: str
     result: str
     in_turn_with: str
+    batch_statistics: str
 
     @property
     def tolerance(self) -> float:
@@ -301,7 +303,8 @@ def run(program: RandomProgram) -> str:
         return "invalid"
     with ExitStack() as stack:
         builders = [builder for builder in (program.builder, program.in_turn_with) if builder]
-        made = [stack.enter_context(AutoDist(strategy_builder=builder)) for builder in builders]
+        mode = program.batch_statistics
+        made = [stack.enter_context(AutoDist(strategy_builder=one, batch_statistics=mode)) for one in builders]
         replicas = len(made[0].resources.replica_devices)
         nothing = [array[:0] for array in data.batches[0]]
         if replicas > data.most_parts and not _runs_on([nothing], program, data, variables):
@@ -311,7 +314,7 @@ def run(program: RandomProgram) -> str:
         try:
             captured = distributed.captured(*data.arguments[0])
             if captured.item.mixtures:
-                return "mixes"
+                return f"mixes: {captured.item.mixtures}"
             parts = (part for batch in data.batches for part in _cut(batch, replicas))
             if captured.item.local_ops and not _runs_on(parts, program, data, variables):
                 return "invalid on a part"

@@ -9,7 +9,7 @@ import tensorflow as tf
 from autodist_py.capture.batch.layouts.solution import Solution
 from autodist_py.capture.batch.layouts.table import AGAIN
 from autodist_py.kernel.ir.fragment import TensorSpec, trace
-from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.ir.graph import DRAWN_ALIKE, GraphView
 from autodist_py.kernel.ir.names import op_of, parse, unique_names
 from autodist_py.kernel.ir.node import Attribute, controls_of, node
 from autodist_py.proto.graph_item import Statistic
@@ -107,6 +107,10 @@ class Insertion:
             constant = self._constant(f"{op_of(tensor)}/value_{parse(tensor).output}", value.astype(dtype))
             for reader, index in readers:
                 self.read(reader, index, constant)
+
+    def draw_alike(self, op: str) -> None:
+        """Let the random op draw the same on all replicas."""
+        self._edit(op).attr[DRAWN_ALIKE].b = True
 
     def readers(self, op: str) -> int:
         """How many times a result of `op` is read, or its end waited for."""

@@ -17,6 +17,7 @@ import tensorflow as tf
 from autodist_py.capture.batch.cotangents import BackPropagation
 from autodist_py.capture.batch.half_precision import HalfPrecision
 from autodist_py.capture.batch.insertion import Insertion
+from autodist_py.capture.batch.layouts.solution import Solution
 from autodist_py.capture.batch.layouts.solver import solve
 from autodist_py.capture.batch.mixing import Mixing
 from autodist_py.capture.batch.regularizers import Separation
@@ -25,6 +26,7 @@ from autodist_py.capture.batch.shares import Shares
 from autodist_py.capture.batch.sparse_rows import Rows
 from autodist_py.capture.batch.whole_batch.item import of_whole_batch
 from autodist_py.capture.batch.whole_batch.solver import NotFollowedError
+from autodist_py.capture.inexact import inexact
 from autodist_py.capture.recording.gradients import Origin
 from autodist_py.capture.recording.layers import LayerCall
 from autodist_py.capture.recording.user_code import line_of
@@ -66,8 +68,60 @@ def with_statistics(
         batch_statistics: what is mixed where the step mixes examples: "global", those of the whole batch; "replica",
             each replica its own part.
     """
+    solution = solve(item, whole, [one.losses for one in origins], tensor_of, batch, layer_calls)
+    refusal: CaptureError | None = None
+    try:
+        done = _of_parts(item, graph, whole, origins, tensor_of, solution, shows_ops=shows_ops)
+        if batch_statistics == "replica" or _is_known(done):
+            return done
+    except CaptureError as error:
+        if batch_statistics == "replica":
+            raise
+        done, refusal = item, error
+    try:
+        insertion = Insertion(graph, solution, tensor_of)
+        exact = of_whole_batch(item, graph, insertion, tensor_of, batch, shows_ops=shows_ops)
+    except NotFollowedError as error:
+        if refusal is not None:
+            raise refusal from error
+        if _is_training_known(done, graph):
+            return done
+        return replace(done, mixtures=(*done.mixtures, f"{error}, so that it is not computed of the whole batch"))
+    _require_always_run(exact.statistics, whole)
+    return exact
+
+
+def _is_known(item: GraphItem) -> bool:
+    """Whether all that `item` computes of its parts is known to be what one device computes, and can be returned."""
+    can_be_joined = all(
+        output.reduction not in ("mean", "sum") or (output.shape is not None and None not in output.shape)
+        for output in item.outputs
+    )
+    return can_be_joined and not any(inexact(item))
+
+
+def _is_training_known(item: GraphItem, graph: GraphView) -> bool:
+    """Whether only results of `item`, not what it trains and writes, may be other than on one device."""
+    if item.mixtures or item.normalizing_ops or item.inseparable_ops:
+        return False
+    ends = {op_of(tensor) for gradient in item.gradients for tensor in gradient.tensors}
+    ends |= {writer for variable in item.variables for writer in variable.update_ops}
+    reach = graph.dataflow_ancestors(ends & graph.nodes.keys())
+    return all(gradient.reduction for gradient in item.gradients) and reach.isdisjoint(item.local_ops)
+
+
+def _of_parts(
+    item: GraphItem,
+    graph: GraphView,
+    whole: GraphView,
+    origins: Sequence[Origin],
+    tensor_of: Callable[[str], tf.Tensor],
+    solution: Solution,
+    *,
+    shows_ops: bool,
+) -> GraphItem:
+    """`item` with its statistics; what mixes examples mixes those of each replica's own part."""
     losses = [one.losses for one in origins]
-    solution = solve(item, whole, losses, tensor_of, batch, layer_calls)
     losses = _of_each(item.gradients, losses, whole)
     gradients = tuple(
         replace(gradient, reduction=solution.gradient_reduction(targets))
@@ -141,16 +195,7 @@ def with_statistics(
         mixtures=tuple(dict.fromkeys((*mixtures.values(), *refused, *joined))),
         inseparable_ops=tuple(dict.fromkeys((*separation.inseparable, *shares.unseen))),
     )
-    done = replace(done, mixtures=(*done.mixtures, *rows_that_do_not_fit(done, graph, solution, tensor_of)))
-    if batch_statistics == "replica" or not (done.mixtures or done.normalizing_ops or done.local_ops):
-        return done
-    try:
-        insertion = Insertion(graph, solution, tensor_of)
-        done = of_whole_batch(item, graph, insertion, tensor_of, batch, shows_ops=shows_ops)
-    except NotFollowedError as error:
-        return replace(done, mixtures=(*done.mixtures, f"{error}, so that it is not computed of the whole batch"))
-    _require_always_run(done.statistics, whole)
-    return done
+    return replace(done, mixtures=(*done.mixtures, *rows_that_do_not_fit(done, graph, solution, tensor_of)))
 
 
 def _of_each(

@@ -62,7 +62,7 @@ def test_gradients_of_each_example_are_one_devices_where_they_are_clipped(back: 
     item = item_of(loss_of)
     assert all(one.in_parts for one in item.gradients)
     assert not list(inexact(item))
-    assert_equivalent(step_of(loss_of), BATCHES, replicas=replicas)
+    assert_equivalent(step_of(loss_of), BATCHES, replicas=replicas, batch_statistics="replica")
 
 
 @pytest.mark.parametrize("place", ["logits", "errors", "loss", "regularizer", "weight"])
@@ -79,13 +79,13 @@ def test_before_there_is_a_gradient_of_each_example_the_share_counts_later(place
     item = item_of(loss_of)
     assert not any(one.in_parts for one in item.gradients)
     assert not list(inexact(item))
-    assert_equivalent(step_of(loss_of), BATCHES, replicas=3)
+    assert_equivalent(step_of(loss_of), BATCHES, replicas=3, batch_statistics="replica")
 
 
 def test_of_a_sum_nothing_is_changed() -> None:
     loss_of = at("errors", clipped, small_sum)
     assert not any(one.in_parts for one in item_of(loss_of).gradients)
-    assert_equivalent(step_of(loss_of), BATCHES, replicas=3)
+    assert_equivalent(step_of(loss_of), BATCHES, replicas=3, batch_statistics="replica")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,9 @@ def of_each(values: tf.Tensor) -> tf.Tensor:
 def test_a_loss_for_each_example_needs_no_share(place: str) -> None:
     loss_of = at(place, clipped, of_each)
     assert not any(one.in_parts for one in item_of(loss_of).gradients)
-    assert_equivalent(step_of(lambda x, y, trained: loss_of(x, y, trained) + 0.0), BATCHES, replicas=2)
+    assert_equivalent(
+        step_of(lambda x, y, trained: loss_of(x, y, trained) + 0.0), BATCHES, replicas=2, batch_statistics="replica"
+    )
 
 
 def test_two_places_that_need_the_share_before_and_after_are_refused() -> None:
@@ -156,7 +158,7 @@ def test_what_is_not_linear_in_a_loop_is_found() -> None:
     item = item_of(loss_of)
     assert all(one.in_parts for one in item.gradients)
     assert any("pass gradients on linearly" in one for one in inexact(item))
-    assert_equivalent(step_of(loss_of), BATCHES, replicas=2)
+    assert_equivalent(step_of(loss_of), BATCHES, replicas=2, batch_statistics="replica")
 
 
 def test_a_loop_that_is_linear_in_what_it_passes_back_is_seen_to_be() -> None:

@@ -65,7 +65,12 @@ def test_what_mixes_examples_is_refused_by_name(back: Backward) -> None:
     assert mixture.startswith("back-propagation for 'kernel', 'bias'")
     assert __file__ in mixture
     with pytest.raises(NotEquivalentError):
-        assert_equivalent(step_of(loss_of), BATCHES, replicas=3)
+        assert_equivalent(step_of(loss_of), BATCHES, replicas=3, batch_statistics="replica")
+
+
+@pytest.mark.parametrize("name", sorted(MIXING.keys() - {"shuffled"}))
+def test_what_mixes_examples_can_be_computed_of_the_whole_batch(name: str) -> None:
+    assert_equivalent(step_of(at("logits", MIXING[name])), BATCHES, replicas=3, batch_statistics="global")
 
 
 @pytest.mark.parametrize("back", UNSEEN.values(), ids=UNSEEN)
@@ -189,7 +194,7 @@ PLAIN: dict[str, Loss] = {
 @pytest.mark.parametrize("loss_of", PLAIN.values(), ids=PLAIN)
 def test_what_keeps_examples_apart_is_one_devices_and_not_warned_of(loss_of: Loss) -> None:
     assert not list(inexact(item_of(loss_of)))
-    assert_equivalent(step_of(loss_of), BATCHES, replicas=3)
+    assert_equivalent(step_of(loss_of), BATCHES, replicas=3, batch_statistics="replica")
 
 
 @tf.custom_gradient
@@ -234,7 +239,7 @@ def test_a_result_whose_gradient_is_left_out_changes_nothing() -> None:
 
     loss_of = by(lambda x, k, b: layer(x @ k + b)[0])
     assert not list(inexact(item_of(loss_of)))
-    assert_equivalent(step_of(loss_of), BATCHES, replicas=3)
+    assert_equivalent(step_of(loss_of), BATCHES, replicas=3, batch_statistics="replica")
 
 
 def test_sparse_gradients_of_a_variable_are_compared_as_rows() -> None:
@@ -279,7 +284,7 @@ def test_a_weights_gradient_that_is_a_mean_mixes_examples_and_is_refused(layer: 
     (mixture,) = item_of(by(layer)).mixtures
     assert __file__ in mixture
     with pytest.raises(NotEquivalentError):
-        assert_equivalent(step_of(by(layer)), BATCHES, replicas=3)
+        assert_equivalent(step_of(by(layer)), BATCHES, replicas=3, batch_statistics="replica")
 
 
 def test_a_variable_that_the_function_reads_is_given_a_sum() -> None:
@@ -297,7 +302,7 @@ def test_a_variable_that_the_function_reads_is_given_a_sum() -> None:
         kernel.assign_sub(0.1 * tape.gradient(loss, kernel))
 
     kernel = tf.Variable(tf.ones([4, 3], tf.float64))
-    assert_equivalent(step, BATCHES, replicas=3)
+    assert_equivalent(step, BATCHES, replicas=3, batch_statistics="replica")
 
 
 def in_a_loop(back: Backward) -> Loss:
@@ -331,7 +336,7 @@ def test_a_gradient_that_reads_something_else_in_a_loop_is_warned_of() -> None:
 def test_what_keeps_examples_apart_in_a_loop_is_not_warned_of() -> None:
     loss_of = in_a_loop(lambda d: -0.5 * d)
     assert not any("each example's by itself" in one for one in inexact(item_of(loss_of)))
-    assert_equivalent(step_of(loss_of), BATCHES, replicas=2)
+    assert_equivalent(step_of(loss_of), BATCHES, replicas=2, batch_statistics="replica")
 
 
 @tf.RegisterGradient("CentredForTests")

@@ -119,7 +119,7 @@ def test_what_is_reduced_over_examples_is_seen_wherever_they_stand(reduction: st
     item = item_of(loss_of)
     assert [one.reduction for one in item.gradients] == [reduction]
     assert not list(inexact(item))
-    assert_equivalent(step_of(loss_of), BATCHES, replicas=3)
+    assert_equivalent(step_of(loss_of), BATCHES, replicas=3, batch_statistics="replica")
 
 
 def errors(a: tf.Tensor, y: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
@@ -148,7 +148,7 @@ def test_what_may_mix_is_warned_of_and_what_it_makes_of_rows_is_reduced_as_rows_
     assert [one.reduction for one in item.gradients] == [reduction]
     (said,) = inexact(item)
     assert "keep examples apart" in said
-    assert_equivalent(step_of(loss_of), BATCHES, replicas=2)
+    assert_equivalent(step_of(loss_of), BATCHES, replicas=2, batch_statistics="replica")
 
 
 def over_time(a: tf.Tensor, b: tf.Tensor, y: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
@@ -163,7 +163,7 @@ def over_time(a: tf.Tensor, b: tf.Tensor, y: tf.Tensor, w: tf.Tensor) -> tf.Tens
 
 def test_a_sum_over_the_turns_of_a_loop_is_not_taken_for_one_over_examples() -> None:
     assert [one.reduction for one in item_of(over_time).gradients] == [""]
-    assert_equivalent(step_of(over_time), BATCHES, replicas=2)
+    assert_equivalent(step_of(over_time), BATCHES, replicas=2, batch_statistics="replica")
 
 
 def shuffled(a: tf.Tensor, b: tf.Tensor, w: tf.Tensor) -> list[tf.Tensor]:
@@ -204,7 +204,7 @@ def test_a_mean_iou_of_one_of_two_joined_batches_is_one_devices(replicas: int) -
         return [loss, overlap.result()]
 
     assert not list(inexact(capture(step, *map(tf.constant, BATCHES[0])).item))
-    assert_equivalent(step, BATCHES, replicas=replicas)
+    assert_equivalent(step, BATCHES, replicas=replicas, batch_statistics="replica")
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def combined(case: Case, monkeypatch: pytest.MonkeyPatch) -> Solution:
             loss = tf.reduce_sum(tf.cast(case(ids), tf.float64)) * weight
         weight.assign_sub(0.1 * tape.gradient(loss, weight))
 
-    with AutoDist() as autodist:
+    with AutoDist(batch_statistics="replica") as autodist:
         item = autodist.function(step).captured(batch(np.random.default_rng(0), 6)).item
     assert not list(inexact(item))
     return found[-1]
@@ -225,7 +225,7 @@ def test_what_does_not_belong_together_is_not_known(case: Case) -> None:
             loss = tf.reduce_mean(tf.sin(tf.cast(case(ids), tf.float64) * weight))
         weight.assign_sub(0.1 * tape.gradient(loss, weight))
 
-    with AutoDist() as autodist:
+    with AutoDist(batch_statistics="replica") as autodist:
         item = autodist.function(step).captured(batch(np.random.default_rng(0), 6)).item
     assert item.gradients[0].reduction == "" and item.local_ops
 
@@ -240,6 +240,6 @@ def test_a_row_that_is_missing_is_an_error() -> None:
         return loss
 
     ids = np.array([[1, 2], [3, 0], [0, 0], [0, 0], [0, 5], [4, 1]])
-    assert_equivalent(step, [(ids[[0, 2, 1, 3, 4, 5]],)] * 3)
+    assert_equivalent(step, [(ids[[0, 2, 1, 3, 4, 5]],)] * 3, batch_statistics="replica")
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"test_entries.py, line .*safe_embedding_lookup_sparse"):
-        assert_equivalent(step, [(ids,)] * 3)
+        assert_equivalent(step, [(ids,)] * 3, batch_statistics="replica")

@@ -106,7 +106,13 @@ def test_what_is_finite_on_one_device_is_finite_on_replicas(loss_of: Loss, repli
     """Where replicas' parts are alike their sum overflows first; where one row counts most, the mean of its replica."""
     x = X.copy()
     x[0, 3] = first
-    assert_equivalent(scaling(loss_of), [(x, scale) for scale in SCALES], replicas=replicas, tolerance=SLOPPY)
+    assert_equivalent(
+        scaling(loss_of),
+        [(x, scale) for scale in SCALES],
+        replicas=replicas,
+        tolerance=SLOPPY,
+        batch_statistics="replica",
+    )
 
 
 def test_the_scales_are_too_large_for_some_gradients_and_not_for_all() -> None:
@@ -135,7 +141,7 @@ def test_shares_of_a_loss_in_half_precision_are_not_rounded(dtype: tf.DType) -> 
         second.assign_sub(gradients[1])
         return gradients[0]
 
-    assert_equivalent(step, [(ones,), (2 * ones,), (3 * ones,)], replicas=3, tolerance=1e-6)
+    assert_equivalent(step, [(ones,), (2 * ones,), (3 * ones,)], replicas=3, tolerance=1e-6, batch_statistics="replica")
 
 
 def parts(item: GraphItem) -> list[str]:
@@ -203,7 +209,9 @@ def test_a_seed_that_anything_else_comes_of_or_that_is_the_users_is_left_alone(
     item = capture(step, tf.constant(X)).item
     assert [one.in_parts for one in item.gradients] == [in_parts] * len(item.gradients)
     assert bool(parts(item)) == in_parts
-    assert_equivalent(step, [(X[:rows],) for rows in (9, 5, 7)], replicas=2, tolerance=SLOPPY)
+    assert_equivalent(
+        step, [(X[:rows],) for rows in (9, 5, 7)], replicas=2, tolerance=SLOPPY, batch_statistics="replica"
+    )
 
 
 def test_parts_are_added_as_they_are_where_nothing_is_batched() -> None:
@@ -217,7 +225,13 @@ def test_parts_are_added_as_they_are_where_nothing_is_batched() -> None:
             weight.assign_sub(1e-3 * gradient / scale)
 
     assert all(one.in_parts for one in capture(step, tf.constant(1.0)).item.gradients)
-    assert_equivalent(step, [(np.float32(scale),) for scale in (1.0, 8.0, 64.0)], replicas=2, tolerance=SLOPPY)
+    assert_equivalent(
+        step,
+        [(np.float32(scale),) for scale in (1.0, 8.0, 64.0)],
+        replicas=2,
+        tolerance=SLOPPY,
+        batch_statistics="replica",
+    )
 
 
 def test_a_graph_of_tensorflow_1_begins_back_propagation_with_known_seeds_too() -> None:
@@ -247,4 +261,4 @@ def test_a_share_of_a_normalizer_in_half_precision_is_rounded_once(dtype: tf.DTy
 
     assert "share" in [one.reduction for one in capture(step, tf.ones([9, 1])).item.statistics]
     batches = [(np.ones([size, 1], np.float32),) for size in SIZES]
-    assert_equivalent(step, batches, replicas=replicas, tolerance=1e-6)
+    assert_equivalent(step, batches, replicas=replicas, tolerance=1e-6, batch_statistics="replica")

@@ -43,9 +43,9 @@ def test_results_and_gradients_are_those_of_one_device(made: Made, reduce: Calla
         w.assign_sub(tape.gradient(loss, w))
         return value, loss
 
-    with AutoDist() as autodist:
+    with AutoDist(batch_statistics="replica") as autodist:
         assert not list(inexact(autodist.function(step).captured(X).item))
-    assert_equivalent(step, BATCHES, replicas=2)
+    assert_equivalent(step, BATCHES, replicas=2, batch_statistics="replica")
 
 
 def kept_in_a_list(s: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
@@ -64,7 +64,7 @@ def test_what_loses_sight_of_a_term_that_counts_once_is_told_of(made: Made) -> N
             loss = tf.reduce_sum(made(tf.reduce_sum((x * w) ** 2, axis=0), w))
         w.assign_sub(tape.gradient(loss, w))
 
-    with AutoDist() as autodist:
+    with AutoDist(batch_statistics="replica") as autodist:
         local, unknown = inexact(autodist.function(step).captured(X).item)
     assert "keep examples apart" in local
     assert unknown.startswith("the loss whose gradients train 'w' is neither")

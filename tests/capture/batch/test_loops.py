@@ -210,7 +210,7 @@ def test_what_loops_keep_apart_is_followed_and_equal_to_one_device(
     item = item_of(loss_of)
     assert [one.reduction for one in item.gradients] == [reduction]
     assert not list(inexact(item))
-    assert_equivalent(step_of(loss_of), BATCHES, replicas=replicas)
+    assert_equivalent(step_of(loss_of), BATCHES, replicas=replicas, batch_statistics="replica")
 
 
 def over_examples(x: tf.Tensor, lengths: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
@@ -408,4 +408,4 @@ def test_a_recurrent_layer_with_a_cell_of_the_users_is_followed(masks: bool) -> 
     item = capture(step, *map(tf.constant, batches[0])).item
     assert {one.reduction for one in item.gradients} == {"mean"}
     assert not list(inexact(item))
-    assert_equivalent(step, batches, replicas=2)
+    assert_equivalent(step, batches, replicas=2, batch_statistics="replica")

@@ -226,7 +226,7 @@ NORMALIZED: dict[str, Loss] = {
 def captured(loss: Loss, x: Any = X, y: Any = Y) -> GraphItem:
     weight = tf.Variable(WEIGHT, name="weight")
 
-    with AutoDist() as autodist:
+    with AutoDist(batch_statistics="replica") as autodist:
 
         @autodist.function
         def step(x: tf.Tensor, y: tf.Tensor) -> None:
@@ -290,7 +290,7 @@ def test_losses_that_are_asked_together_count_for_their_own_variables() -> None:
         for weight, gradient in zip(weights, tape.gradient(losses, weights), strict=True):
             weight.assign_sub(0.01 * gradient)
 
-    assert_equivalent(step, [(X[:rows],) for rows in (6, 5, 4)])
+    assert_equivalent(step, [(X[:rows],) for rows in (6, 5, 4)], batch_statistics="replica")
 
 
 def test_what_is_not_seen_of_another_loss_is_said_beside_a_mixture() -> None:
@@ -302,7 +302,7 @@ def test_what_is_not_seen_of_another_loss_is_said_beside_a_mixture() -> None:
         for weight, loss in zip(weights, losses, strict=True):
             weight.assign_sub(0.01 * tape.gradient(loss, weight))
 
-    with AutoDist() as autodist:
+    with AutoDist(batch_statistics="replica") as autodist:
         mixture, local, unknown = inexact(autodist.function(step).captured(X).item)
     assert "trains 'mixed', mixes" in mixture
     assert local.startswith("it is not seen that 'while")
@@ -320,7 +320,7 @@ def test_the_gradient_of_a_loss_of_no_example_is_the_same_on_all(counts: bool) -
         if counts:
             count.assign_add(tf.reduce_sum(x))
 
-    with AutoDist(loss_reduction="sum") as autodist:
+    with AutoDist(loss_reduction="sum", batch_statistics="replica") as autodist:
         (gradient,) = autodist.function(step).captured(X).item.gradients
     assert gradient.reduction == "mean"
 

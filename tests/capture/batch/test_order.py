@@ -68,7 +68,7 @@ def stepped(made: Made) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
 
 @pytest.mark.parametrize("made", PAIRED.values(), ids=PAIRED.keys())
 def test_a_sum_over_other_pairs_is_told_of(made: Made) -> None:
-    with AutoDist() as autodist:
+    with AutoDist(batch_statistics="replica") as autodist:
         item = autodist.function(stepped(made)).captured(X, Y).item
     assert list(inexact(item))
     assert bool(item.mixtures) == (made is not PAIRED["a tensordot"])  # Of which the reshapes are not followed.
@@ -77,7 +77,7 @@ def test_a_sum_over_other_pairs_is_told_of(made: Made) -> None:
 def test_rows_that_are_rolled_by_a_number_that_is_not_known_may_be_in_one_order() -> None:
     places = tf.Variable(1)
     step = stepped(lambda a, b: contracted(tf.roll(a, places, 0), tf.roll(b, places, 0)))
-    with AutoDist() as autodist:
+    with AutoDist(batch_statistics="replica") as autodist:
         item = autodist.function(step).captured(X, Y).item
     assert not item.mixtures
     assert list(inexact(item))
@@ -85,6 +85,6 @@ def test_rows_that_are_rolled_by_a_number_that_is_not_known_may_be_in_one_order(
 
 @pytest.mark.parametrize("made", ALIKE.values(), ids=ALIKE.keys())
 def test_a_sum_over_pairs_that_are_one_example_s_is_exact(made: Made) -> None:
-    with AutoDist() as autodist:
+    with AutoDist(batch_statistics="replica") as autodist:
         assert not list(inexact(autodist.function(stepped(made)).captured(X, Y).item))
-    assert_equivalent(stepped(made), BATCHES, replicas=2)
+    assert_equivalent(stepped(made), BATCHES, replicas=2, batch_statistics="replica")

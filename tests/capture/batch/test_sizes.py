@@ -75,7 +75,7 @@ def test_examples_are_followed_to_where_a_shape_puts_them(reduction: str, loss_o
     item = item_of(loss_of)
     assert [one.reduction for one in item.gradients] == [reduction]
     assert not list(inexact(item))
-    assert_equivalent(step_of(loss_of), BATCHES, replicas=3)
+    assert_equivalent(step_of(loss_of), BATCHES, replicas=3, batch_statistics="replica")
 
 
 MIXED = {

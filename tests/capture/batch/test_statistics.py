@@ -22,7 +22,7 @@ FACTOR = np.arange(3.0)
 
 
 def captured(step: Callable[..., Any]) -> GraphItem:
-    with AutoDist() as autodist:
+    with AutoDist(batch_statistics="replica") as autodist:
         return autodist.function(step).captured(X, Y).item
 
 
@@ -121,7 +121,7 @@ def test_what_is_drawn_is_the_first_replicas() -> None:
     def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.random.stateless_normal([], [1, 2]), tf.reduce_sum(x)
 
-    assert_equivalent(step, [(X[:rows],) for rows in (4, 3, 2)])
+    assert_equivalent(step, [(X[:rows],) for rows in (4, 3, 2)], batch_statistics="replica")
 
 
 @pytest.mark.parametrize("index", [0, 1], ids=["the loss", "a term of a largest value"])
@@ -150,7 +150,7 @@ def test_the_terms_of_a_sum_that_is_not_seen_count_in_results_as_in_the_loss() -
         weight.assign_sub(0.01 * tape.gradient(total, weight))
         return [loss, total]
 
-    assert_equivalent(step, [(X[:rows],) for rows in (4, 3, 2)], loss_reduction="sum")
+    assert_equivalent(step, [(X[:rows],) for rows in (4, 3, 2)], loss_reduction="sum", batch_statistics="replica")
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def control_flow_v1() -> Iterator[None]:
 
 def test_what_would_be_combined_in_a_branch_of_tensorflow_1_is_refused(control_flow_v1: None) -> None:
     # A collective that is not run in one step would take all that wait for it with it.
-    with AutoDist() as autodist, tf.Graph().as_default(), autodist.scope():
+    with AutoDist(batch_statistics="replica") as autodist, tf.Graph().as_default(), autodist.scope():
         x = tf.compat.v1.placeholder(tf.float64, [None, 3], "x")
         weight = tf.compat.v1.get_variable("weight", [3], tf.float64)
         loss = tf.reduce_mean(tf.linalg.matvec(x, weight))
@@ -360,7 +360,7 @@ def test_a_sum_by_a_number_of_the_whole_batch_is_a_mean_beside_a_mean_and_a_sum_
         assert [one.reduction for one in item.gradients] == [reduction]
         assert sorted({one.reduction for one in item.statistics}) == combined
         assert not item.mixtures and not list(inexact(item))
-        assert_equivalent(step, batches, replicas=3)
+        assert_equivalent(step, batches, replicas=3, batch_statistics="replica")
 
 
 def test_a_number_that_a_loss_reads_otherwise_too_is_left_as_it_is() -> None:

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 from autodist_py import AutoDist
+from autodist_py.capture.inexact import inexact
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.testing import assert_equivalent
@@ -172,7 +173,7 @@ def in_float64(library: Any) -> Iterator[None]:
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=lambda library: library.__name__)
 @pytest.mark.parametrize("make", [residual, attention], ids=lambda make: make.__name__)
 def test_batch_normalization_is_that_of_the_whole_batch(make: Callable[..., Any], library: Any) -> None:
-    """No rows are gathered: statistics alone travel."""
+    """Statistics are combined, and no rows gathered."""
     library.utils.set_random_seed(1)
     with in_float64(library):
         model = make(library.layers, library)
@@ -218,32 +219,109 @@ def test_statistics_are_combined_where_they_are_made() -> None:
     assert len([one for one in combined if one.shape]) == 4, combined
 
 
+def linear(result: Callable[[tf.Tensor], tf.Tensor]) -> Callable[..., tf.Tensor]:
+    """A step whose loss is a mean over examples, and which returns this of its rows of 4 numbers."""
+    weight = tf.Variable(np.ones((3, 4)), name="weight")
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            z = x @ weight
+            loss = tf.reduce_mean(z**2)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return result(z)
+
+    return step
+
+
 def test_what_does_not_mix_is_as_it_was() -> None:
-    def step_of() -> Callable[..., Any]:
-        weight = tf.Variable(np.ones((3, 4)), name="weight")
-
-        def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((x @ weight) ** 2)
-            weight.assign_sub(0.1 * tape.gradient(loss, weight))
-            return loss
-
-        return step
-
-    with AutoDist() as autodist:
-        plain = autodist.function(step_of()).captured(*batches()[0]).item
-    assert item_of(step_of(), batches()[0]).statistics == plain.statistics
+    with AutoDist(batch_statistics="replica") as autodist:
+        plain = autodist.function(linear(tf.reduce_mean)).captured(*batches()[0]).item
+    assert item_of(linear(tf.reduce_mean), batches()[0]).statistics == plain.statistics
 
 
-def drawn(z: tf.Tensor, y: tf.Tensor, t: tf.Variable, s: tf.Variable) -> tf.Tensor:
-    return tf.reduce_mean(tf.random.shuffle(z) * z)
+def drawn(*shape: int) -> tf.Tensor:
+    return tf.random.normal(shape, dtype=tf.float64, seed=3)
+
+
+def mixed(z: tf.Tensor) -> tf.Tensor:
+    return tf.math.log(tf.reduce_mean(tf.exp(z)))
+
+
+DRAWN: dict[str, Loss] = {
+    "other examples": lambda z, y, t, s: mixed(tf.random.shuffle(z, seed=5) * z),
+    "a number": lambda z, y, t, s: mixed(z * drawn()),
+    "noise on a weight": lambda z, y, t, s: mixed(z @ tf.transpose(t + drawn(*t.shape))),
+    "noise by a seed": lambda z, y, t, s: mixed(z + tf.random.stateless_normal([4], [1, 2], dtype=tf.float64)),
+    "a dropped column": lambda z, y, t, s: mixed(tf.nn.dropout(z, 0.5, noise_shape=[1, 4], seed=7)),
+    "of all pairs": lambda z, y, t, s: tf.reduce_sum(tf.nn.dropout(tf.tanh(z @ tf.transpose(z)), 0.5, seed=7)),
+}
+"""Numbers that are drawn for the whole batch, or for none of its examples."""
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_numbers_of_no_example_are_drawn_alike(name: str) -> None:
+    """Number by number as on one device: batches have one size, or TensorFlow traces twice, and draws anew."""
+    given = [batches()[0]] * 4
+    assert_equivalent(trained(DRAWN[name]), given, replicas=REPLICAS, batch_statistics="global", tolerance=1e-9)
+
+
+def test_a_result_that_is_not_followed_is_warned_of() -> None:
+    """What is trained is known; of what Python returns beside it the user is told."""
+    step = linear(lambda z: tf.ensure_shape(tf.numpy_function(np.sum, [z], tf.float64), []))
+    item = item_of(step, batches()[0])
+    assert not item.mixtures
+    assert "it is not seen what the results" in " ".join(inexact(item))
+
+
+def test_places_that_a_loss_reads_can_be_a_result() -> None:
+    weight = tf.Variable(np.ones((3, 4)))
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            z = x @ weight
+            places = tf.where(y > 0)
+            loss = tf.reduce_sum(tf.gather(tf.tanh(z), places[:, 0]) ** 2)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return places
+
+    assert_equivalent(step, batches(), replicas=REPLICAS, batch_statistics="global", tolerance=1e-9)
+    with pytest.raises(CaptureError, match="made of each replica's own rows"):
+        assert_equivalent(step, batches(), replicas=REPLICAS, batch_statistics="replica")
+
+
+FOLDED: dict[str, Loss] = {
+    "by a number": lambda z, y, t, s: mixed(tf.reduce_prod(tf.tanh(tf.reshape(z, [count(z), -1])), axis=0)),
+    "by another's number": lambda z, y, t, s: mixed(tf.sort(tf.exp(tf.reshape(z, [tf.shape(y)[0], -1])), axis=0)),
+    "with others": lambda z, y, t, s: mixed(tf.cumsum(tf.reshape(z, [count(z), 2, -1]))),
+    "several rows of each": lambda z, y, t, s: mixed(
+        tf.reverse(tf.reshape(tf.reshape(z, [-1, 2]), [count(z), -1]), [0])
+    ),
+    "then joined": lambda z, y, t, s: mixed(tf.cumsum(tf.concat([tf.reshape(z, [count(z), -1]), z], 1))),
+}
+"""Rows whose length the graph does not say. Of a part without examples no reshape can tell it, so none is empty."""
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_rows_whose_length_follows_are_gathered(name: str) -> None:
+    given = [batch for batch in batches() if len(batch[0]) >= REPLICAS]
+    assert_equivalent(trained(FOLDED[name]), given, replicas=REPLICAS, batch_statistics="global", tolerance=1e-9)
+
+
+def test_a_mean_of_rows_whose_length_follows_can_be_a_result() -> None:
+    step = linear(lambda z: tf.reduce_mean(tf.reshape(z, [count(z), -1]), 0))
+    given = [batch for batch in batches() if len(batch[0]) >= REPLICAS]
+    assert_equivalent(step, given, replicas=REPLICAS, batch_statistics="global", tolerance=1e-9)
+
+
+def unseeded(z: tf.Tensor, y: tf.Tensor, t: tf.Variable, s: tf.Variable) -> tf.Tensor:
+    return mixed(z * tf.raw_ops.RandomUniform(shape=tf.constant([1]), dtype=tf.float64))
 
 
 def by_python(z: tf.Tensor, y: tf.Tensor, t: tf.Variable, s: tf.Variable) -> tf.Tensor:
     return tf.reduce_mean(tf.stop_gradient(tf.ensure_shape(tf.py_function(np.sin, [z], tf.float64), [None, 4])) * z)
 
 
-@pytest.mark.parametrize("loss_of", [drawn, by_python], ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("loss_of", [unseeded, by_python], ids=lambda loss: loss.__name__)
 def test_what_cannot_be_followed_is_refused_with_its_line(loss_of: Loss) -> None:
     with pytest.raises(CaptureError, match=r"(?s)test_whole_batch\.py, line \d+.*not computed of the whole batch"):
         assert_equivalent(trained(loss_of), batches(), replicas=REPLICAS, batch_statistics="global")

@@ -20,7 +20,7 @@ SEQUENCES = np.ones([6, 5, 4], np.float32)
 def item_of(call: Callable[[Any], Any], x: Any) -> Any:
     """What is captured of a step that trains through `call`."""
     keras.config.set_floatx("float32")
-    with AutoDist() as autodist:
+    with AutoDist(batch_statistics="replica") as autodist:
         weight = tf.Variable(1.0)
         mode = {"training": True} if isinstance(call, keras.layers.BatchNormalization) else {}
 

@@ -9,6 +9,7 @@ from autodist_py.capture.batch.layouts.regions import Regions
 from autodist_py.capture.batch.layouts.table import LayoutTable
 from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout
 from autodist_py.kernel.ir.names import op_of
+from autodist_py.kernel.ir.node import reads_of
 
 _OF_SETS = frozenset({BatchLayout.UNIQUE, BatchLayout.EACH, BatchLayout.KEYS, BatchLayout.CHOSEN_KEYS})
 """Layouts of what belongs to the distinct elements that one op has found."""
@@ -48,7 +49,7 @@ class Choices:
 
     def note(self, node: tf.compat.v1.NodeDef) -> None:
         """Note which rows, distinct elements or places `node` returns something of."""
-        reads = [name for name in node.input if not name.startswith("^")]
+        reads = reads_of(node)
         chosen = {node.name} if node.op in _CHOOSES else self._chosen_by(node)
         found = {node.name} if node.op in _FINDS else {self.sets.get(op_of(name), "") for name in self._of_sets(reads)}
         places = {op_of(name) for name in reads if self._table.layout(name) is BatchLayout.SELECTED_INDICES}
@@ -69,7 +70,7 @@ class Choices:
 
     def _chosen_by(self, node: tf.compat.v1.NodeDef) -> set[str]:
         """The ops that have chosen the rows, or places of rows, that `node` returns; itself for what is not known."""
-        reads = [name for name in node.input if not name.startswith("^")]
+        reads = reads_of(node)
         if self._takes(node) and self._table.layout(reads[0]) in _OF_CHOICES:
             reads = reads[1:]  # Chosen once more.
         return {self._choices.get(op_of(name), node.name) for name in reads if self._table.layout(name) in _OF_CHOICES}

@@ -25,6 +25,7 @@ from autodist_py.kernel.analysis.batch_layout.lists import LISTS, MAKES, UNSET
 from autodist_py.kernel.analysis.batch_layout.rules import is_known
 from autodist_py.kernel.ir.control_flow import CONTROL_FLOW
 from autodist_py.kernel.ir.names import op_of, parse
+from autodist_py.kernel.ir.node import reads_of
 
 _WHILE = ("StatelessWhile", "While")
 
@@ -51,7 +52,7 @@ class Followed:
         """
         if self._sources.of_source(node) is not None or node.op in CONTROL_FLOW:
             return (BatchLayout.MIXED,)
-        reads = [name for name in node.input if not name.startswith("^")]
+        reads = reads_of(node)
         in_loss = node.name in self._regions.losses  # All else is computed from what is combined, with all its rows.
         known = self._known(node, reads) if is_known(node.op) or (in_loss and node.op in LISTS) else UNKNOWN
         if known.along is None and not is_known(node.op):

@@ -54,7 +54,9 @@ def of_whole_batch(
     found.solve()
     gradients = tuple(_combined(gradient, graph, found, tensor_of) for gradient in item.gradients)
     for (op, index), reduction in sorted(found.edges.items()):
-        insertion.combine(op, index, reduction, shapes.get(str(parse(graph.nodes[op].input[index]))))
+        insertion.combine(op, index, reduction, found.shapes.of(graph.nodes[op].input[index]))
+    for op in sorted(found.drawn):
+        insertion.draw_alike(op)
     for tensor, value in found.values.items():
         insertion.read_value(tensor, value)
     outputs = tuple(_result(output, found, insertion) for output in item.outputs)
@@ -75,9 +77,10 @@ def of_whole_batch(
 
 def _result(output: Output, found: WholeBatch, insertion: Insertion) -> Output:
     layout = found.layout(output.tensor)
-    reduction = _RESULTS[layout]
+    reduction, shape = _RESULTS[layout], found.shapes.of(output.tensor)
     if reduction != "shape":
-        return replace(output, reduction=reduction)
+        sizes = tuple(shape.as_list()) if shape.is_fully_defined() else output.shape
+        return replace(output, reduction=reduction, shape=sizes)
     return replace(output, tensor=insertion.combined(output.tensor, reduction), reduction="same")
 
 

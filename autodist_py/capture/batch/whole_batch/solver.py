@@ -24,6 +24,7 @@ import tensorflow as tf
 from autodist_py.capture.batch.layouts.blocks import Blocks
 from autodist_py.capture.batch.layouts.constants import Constants
 from autodist_py.capture.batch.layouts.regions import Sources
+from autodist_py.capture.batch.whole_batch.known_shapes import KnownShapes
 from autodist_py.capture.batch.whole_batch.shapes import FROM_SHAPES, Shapes
 from autodist_py.capture.recording.user_code import line_of
 from autodist_py.kernel.analysis.batch_layout.arithmetic import ADDITIVE
@@ -45,8 +46,9 @@ from autodist_py.kernel.analysis.batch_layout.rules import layout_of
 from autodist_py.kernel.collectives.reductions import SUMMED
 from autodist_py.kernel.collectives.rows import TRAVELS
 from autodist_py.kernel.ir.control_flow import CONTROL_FLOW
-from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.ir.graph import SEED_INPUT, SEEDED_RANDOM, GraphView
 from autodist_py.kernel.ir.names import op_of, parse
+from autodist_py.kernel.ir.node import reads_of
 
 Edge = tuple[str, int]
 """An op, and the position of one of its inputs."""
@@ -73,23 +75,26 @@ class WholeBatch:
         sources: what a replica is given.
         tensor_of: a tensor by its name; only its shape and type are used.
         writers: the ops that write variables, or show something.
-        shapes: of tensors whose shape is known though the graph does not say it.
+        given_shapes: of tensors whose shape is known though the graph does not say it.
         found: the layouts of what each op returns.
         whole: the ops that are computed from rows, or numbers, of the whole batch.
         edges: the inputs that are not read as they are, and how.
+        drawn: the random ops that draw the same on all replicas.
     """
 
     graph: GraphView
     sources: Sources
     tensor_of: Callable[[str], tf.Tensor]
     writers: Iterable[str]
-    shapes: dict[str, tf.TensorShape]
+    given_shapes: Mapping[str, tf.TensorShape]
     found: dict[str, tuple[BatchLayout, ...]] = field(default_factory=dict, init=False)
     whole: set[str] = field(default_factory=set, init=False)
     edges: dict[Edge, str] = field(default_factory=dict, init=False)
+    drawn: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._constants = Constants(self.graph, self.tensor_of)
+        self.shapes = KnownShapes(self.graph, self.tensor_of, self._constants, self.given_shapes)
         self._blocks = Blocks(self.tensor_of, self.sources, self, self._constants)
         self._shapes = Shapes(self.graph, self.tensor_of, self, self._constants)
         self._values: dict[str, np.ndarray] = {}
@@ -102,16 +107,19 @@ class WholeBatch:
             NotFollowedError: an op cannot be followed.
         """
         order = list(self.graph.dataflow_order(self.graph.nodes))
-        given, num_early = dict(self.shapes), -1
+        num_early = -1
         while num_early < len(self._early):
             num_early = len(self._early)
-            for known in (self.found, self.whole, self.edges, self.shapes, self._values):
+            for known in (self.found, self.whole, self.edges, self.drawn, self._values):
                 known.clear()
-            self.shapes |= given
+            self.shapes.forget()
             for name in order:
                 node = self.graph.nodes[name]
+                self.shapes.infer(node)
                 self.found[name] = self._visit(node)
                 self._blocks.note(node)
+                if node.op == "Reshape" and {self.layout(f"{name}:0"), self.layout(node.input[0])} == {SHARDED}:
+                    self.shapes.note_rows(node, self._blocks.of(op_of(node.input[0])), self._blocks.of(name))
             self._early |= self._combined_early()
 
     @property
@@ -125,10 +133,6 @@ class WholeBatch:
         layouts = self.found.get(name.op, (REPLICATED,))
         return layouts[name.output if len(layouts) > 1 else 0]
 
-    def shape(self, tensor: str) -> tf.TensorShape:
-        """The shape of `tensor`, as far as it is known."""
-        return self.shapes.get(str(parse(tensor)), self.tensor_of(tensor).shape)
-
     def is_whole(self, tensor: str) -> bool:
         """Whether `tensor`, which is the same on all replicas, may have a size that depends on the batch, or tell one.
 
@@ -136,7 +140,7 @@ class WholeBatch:
         """
         if op_of(tensor) not in self.whole or self.layout(tensor) is not REPLICATED:
             return False
-        shape = self.shape(tensor)
+        shape = self.shapes.of(tensor)
         return not shape.is_fully_defined() or (self.tensor_of(tensor).dtype.is_integer and shape.rank != 0)
 
     def has_whole_rows(self, tensor: str) -> bool:
@@ -150,7 +154,7 @@ class WholeBatch:
         Raises:
             NotFollowedError: replicas cannot exchange it.
         """
-        layout, symbol, shape = self.layout(tensor), self.tensor_of(tensor), self.shape(tensor)
+        layout, symbol, shape = self.layout(tensor), self.tensor_of(tensor), self.shapes.of(tensor)
         if layout is REPLICATED:
             return
         is_row = layout is SHARDED
@@ -175,12 +179,12 @@ class WholeBatch:
             if not set(given) <= _KNOWN:
                 self._refuse(node.name, "gives each worker something of its own, of which it is not known what")
             return given
-        reads = [name for name in node.input if not name.startswith("^")]
+        reads = reads_of(node)
         layouts = self._as_read(node, reads)
         is_drawn = node.name in self.sources.random
         if set(layouts) <= {REPLICATED}:
             if is_drawn:
-                self._refuse(node.name, "draws random numbers of the whole batch, or of none of its examples")
+                self._draw_alike(node)
             self._note_whole(node, reads)
             return (REPLICATED,)
         if node.op in CONTROL_FLOW:
@@ -192,8 +196,18 @@ class WholeBatch:
         if found is not None:
             return found
         if is_drawn:
-            self._refuse(node.name, "draws random numbers, and it is not known which are whose")
+            self._draw_alike(node)
         return self._all_combined(node, reads)
+
+    def _draw_alike(self, node: tf.compat.v1.NodeDef) -> None:
+        """Let `node` draw the same numbers on all replicas: they are of the whole batch, or of none of its examples."""
+        of_all = "of the whole batch, or of none of its examples"
+        if node.op in SEEDED_RANDOM:
+            if not (node.attr["seed"].i or node.attr["seed2"].i):
+                self._refuse(node.name, f"draws random numbers {of_all}, without a seed")
+        elif node.op not in SEED_INPUT:
+            self._refuse(node.name, f"is computed {of_all}, by Python or in a function that draws random numbers")
+        self.drawn.add(node.name)
 
     def _as_read(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> tuple[BatchLayout, ...]:
         """The layouts of what `node` reads, when what is combined early is."""
@@ -216,19 +230,19 @@ class WholeBatch:
                 derived.setdefault(origin, set()).add(tensor)
 
         def size(tensor: str) -> int:
-            return self.shape(tensor).num_elements() or 0
+            return self.shapes.of(tensor).num_elements() or 0
 
         return {
             origin
             for origin, tensors in derived.items()
-            if self.shape(f"{origin}:0").is_fully_defined() and size(f"{origin}:0") <= sum(map(size, tensors))
+            if self.shapes.of(f"{origin}:0").is_fully_defined() and size(f"{origin}:0") <= sum(map(size, tensors))
         }
 
     def _origin(self, tensor: str) -> str:
         """The op that makes the one sum, or mean, over examples that `tensor` is computed of; "": there are several."""
         op = op_of(tensor)
         while True:
-            reads = [name for name in self.graph.nodes[op].input if not name.startswith("^")]
+            reads = reads_of(self.graph.nodes[op])
             if self.layout(f"{op}:0") not in (PARTIAL_SUM, PARTIAL_MEAN) or len(self.found[op]) > 1:
                 return ""
             parts = {op_of(name) for at, name in enumerate(reads) if self._is_part(op, at, name)}
@@ -281,7 +295,7 @@ class WholeBatch:
         self, node: tf.compat.v1.NodeDef, reads: Sequence[str], layouts: Sequence[BatchLayout]
     ) -> bool:
         """Whether each row that `node` returns may be as long as the batch, so that rows could not be gathered."""
-        if self.shape(f"{node.name}:0")[1:].is_fully_defined():
+        if self.shapes.of(f"{node.name}:0")[1:].is_fully_defined():
             return False
         return any(
             op_of(tensor) in self.whole or (layout in (COUNT, SHAPE) and not _is_shape(node, index, layout))
@@ -314,21 +328,11 @@ class WholeBatch:
         if found is MIXED and node.op in BACK_PROPAGATION:
             found = BACK_PROPAGATION[node.op](operands)
         result = found if isinstance(found, tuple) else (found,)
-        self._note_shape(node, operands)
-        if _PARTS & set(result) and not self.shape(f"{node.name}:0").is_fully_defined():
+        if node.op == "Sum":
+            self.shapes.note_sum(node, operands.axes(1, operands.ranks[0]))
+        if _PARTS & set(result) and not self.shapes.of(f"{node.name}:0").is_fully_defined():
             return None  # Its shape is that of the whole batch, as of a sum of columns of all pairs.
         return None if MIXED in result else result
-
-    def _note_shape(self, node: tf.compat.v1.NodeDef, operands: Operands) -> None:
-        """Note the shape of a sum whose axes shapes say."""
-        if node.op != "Sum":
-            return
-        axes, whole = operands.axes(1, operands.ranks[0]), self.shape(node.input[0])
-        if axes is None or whole.rank is None or self.tensor_of(f"{node.name}:0").shape.is_fully_defined():
-            return
-        kept = node.attr["keep_dims"].b
-        sizes = [1 if at in axes else size for at, size in enumerate(whole.as_list()) if kept or at not in axes]
-        self.shapes[str(parse(f"{node.name}:0"))] = tf.TensorShape(sizes)
 
     def _with_shares(
         self, node: tf.compat.v1.NodeDef, reads: Sequence[str], layouts: tuple[BatchLayout, ...]

@@ -1,12 +1,14 @@
-"""All that the kernel uses of TensorFlow's private modules: collective ops as graph ops, and what ops return."""
+"""All that the kernel uses of TensorFlow's private modules: collectives, what ops return, Python functions."""
 
+import inspect
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.client import pywrap_tf_session as c_api
 from tensorflow.python.framework import c_api_util, op_def_registry
-from tensorflow.python.ops import collective_ops
+from tensorflow.python.ops import collective_ops, script_ops
 
 
 class Group(NamedTuple):
@@ -110,6 +112,37 @@ def keeps_state(op_type: str) -> bool:
     if definition is None:
         return True
     return definition.is_stateful and all(each.type != tf.resource.as_datatype_enum for each in definition.input_arg)
+
+
+def own_python_function(token: str, suffix: str) -> str:
+    """Registers the `tf.py_function` known by `token` once more; returns that copy's token, which ends in `suffix`.
+
+    TensorFlow keeps what a call recorded for its gradient under the call's token, one record a token. So copies that
+    run side by side need tokens of their own, and their gradients look there. A token that this process does not know,
+    and that of a function without gradients, is returned as it is.
+    """
+    registered = script_ops._py_funcs.get(token)
+    if not isinstance(registered, script_ops.EagerFunc):
+        return token
+    own = token + suffix
+    copy = registered
+    if registered._is_grad_func:
+        copy = script_ops.EagerFunc(_own_gradient(registered, suffix), registered._out_dtypes, is_grad_func=True)
+        vars(registered).setdefault("autodist_copies", {})[own] = copy  # The registry does not keep it alive.
+    script_ops._py_funcs._funcs[own] = copy
+    return own
+
+
+def _own_gradient(registered: script_ops.EagerFunc, suffix: str) -> Callable[..., list[tf.Tensor | None]]:
+    """What `registered`, a gradient, does, by the record of the forward function whose token ends in `suffix`."""
+    function = inspect.unwrap(registered._func)
+    forward = inspect.getclosurevars(function).nonlocals["token"] + suffix.encode()
+
+    def gradient(*gradients: tf.Tensor) -> list[tf.Tensor | None]:
+        tape, inputs, outputs = script_ops.tape_cache.pop(forward)
+        return tape.gradient(outputs, inputs, output_gradients=gradients)
+
+    return gradient
 
 
 def require_importable(graph: tf.compat.v1.GraphDef) -> None:

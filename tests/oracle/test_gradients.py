@@ -269,7 +269,21 @@ CASES = [
 ]
 
 
-def train(what: Callable[..., Any], builder: str = "AllReduce") -> Values:
+@tf.function
+def sorted_by_python(rows: tf.Tensor) -> tf.Tensor:
+    return tf.ensure_shape(tf.py_function(tf.sort, [rows], rows.dtype), rows.shape)
+
+
+def python_functions(w: Weights, x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """One in the step, and one in a function that it calls."""
+    with tf.GradientTape() as tape:
+        rows = tf.ensure_shape(tf.py_function(tf.sin, [w.predict(x) - y], y.dtype), y.shape)
+        loss = tf.reduce_mean(tf.reduce_logsumexp(sorted_by_python(rows), axis=1))
+    w.descend(tape, loss, "first", "second")
+    return loss
+
+
+def train(what: Callable[..., Any], builder: str = "AllReduce", **options: Any) -> Values:
     def build(seed: int) -> Training:
         weights = Weights(seed)
 
@@ -279,12 +293,18 @@ def train(what: Callable[..., Any], builder: str = "AllReduce") -> Values:
         tf.function(step).get_concrete_function(*(tf.TensorSpec([None, *a.shape[1:]], a.dtype) for a in batches()[0]))
         return Training(step, lambda: {name: weights.all[name] for name in sorted(weights.used)})
 
-    return compare_function(build, batches(), autodist={"strategy_builder": STRATEGIES[builder]})
+    return compare_function(build, batches(), autodist={"strategy_builder": STRATEGIES[builder], **options})
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.replace("_", "-"))
 def test_a_gradient_is_that_of_one_device(cluster: Cluster, case: Callable[..., Any]) -> None:
     same(cluster.run(train, what=case))
+
+
+def test_a_python_function_has_its_own_gradient_on_every_replica(cluster: Cluster) -> None:
+    """The user says that it computes each row by itself, which cannot be known."""
+    options = {"batch_statistics": "replica", "loss_reduction": "mean", "strict": False}
+    same(cluster.run(train, what=python_functions, **options))
 
 
 @pytest.mark.on(1)

@@ -117,9 +117,9 @@ def keeps_state(op_type: str) -> bool:
 def own_python_function(token: str, suffix: str) -> str:
     """Registers the `tf.py_function` known by `token` once more; returns that copy's token, which ends in `suffix`.
 
-    TensorFlow keeps what a call recorded for its gradient under the call's token, one record a token. So copies that
-    run side by side need tokens of their own, and their gradients look there. A token that this process does not know,
-    and that of a function without gradients, is returned as it is.
+    TensorFlow keeps the tape of a call for its gradient, one tape for each token. So copies that run side by side need
+    tokens of their own, by which their gradients find the tapes. Returned as it is: a token that this process does not
+    know, and that of a `tf.numpy_function`, which has no gradient.
     """
     registered = script_ops._py_funcs.get(token)
     if not isinstance(registered, script_ops.EagerFunc):
@@ -134,7 +134,7 @@ def own_python_function(token: str, suffix: str) -> str:
 
 
 def _own_gradient(registered: script_ops.EagerFunc, suffix: str) -> Callable[..., list[tf.Tensor | None]]:
-    """What `registered`, a gradient, does, by the record of the forward function whose token ends in `suffix`."""
+    """What `registered`, a gradient, does, by the tape of the forward function whose token ends in `suffix`."""
     function = inspect.unwrap(registered._func)
     forward = inspect.getclosurevars(function).nonlocals["token"] + suffix.encode()
 

@@ -26,7 +26,7 @@ from autodist_py.kernel.runner import Contract
 from autodist_py.kernel.topology import is_gpu
 from autodist_py.proto.errors import InvalidGraphError
 
-_RECORDS = frozenset({"EagerPyFunc"})
+_KEEPS_TAPE = frozenset({"EagerPyFunc"})  # TensorFlow keeps the tape of each call, for its gradient
 _SEED_STRIDE = 0x9E3779B1  # odd and far from small user seeds, so that replicas' streams do not meet
 
 
@@ -36,8 +36,8 @@ class Replicate:
 
     Ensures: op `n` stands as `AutoDist-Replica-<i>/n` on replica i's device (an op that the user put on a CPU stays on
         one, and what reads or writes a variable is where the variable is), with the replica's own variables,
-        control-flow frames, random streams and records of Python functions that have gradients; the stream of the
-        cluster's first replica is that of one device.
+        control-flow frames, random streams and tapes of Python functions; the stream of the cluster's first replica
+        is that of one device.
         Ops that are marked `DRAWN_ALIKE` have it on all replicas. Stateless random ops draw the same on all, unless
         the option `folds_seeds` is on. What is stateful but shared (inputs, iterators, lookup tables) stands once,
         under its own name; inputs that are each replica's own part do not. What shows something to the user (tf.print,
@@ -69,13 +69,13 @@ class Replicate:
         view = program.graph
         shared = _shared(program)
         folded = frozenset(SEED_INPUT) if program.options.folds_seeds else frozenset()
-        seeded = calling(view, SEEDED_RANDOM | folded | _RECORDS)
+        own = calling(view, SEEDED_RANDOM | folded | _KEEPS_TAPE)
         differing = random_ops(view) | {node.name for node in view.of_type(SHOWS)}
         holders = _holders(view)
         nodes = [_once(view.nodes[name], program.topology.host) for name in view.nodes if name in shared]
         functions: list[tf.compat.v1.NodeDef] = []
         for position, replica in enumerate(program.topology.local_replicas):
-            renamed = {name: f"{name}_replica_{replica.index}" for name in seeded} if replica.index else {}
+            renamed = {name: f"{name}_replica_{replica.index}" for name in own} if replica.index else {}
             for name, original in view.nodes.items():
                 if name in shared:
                     continue
@@ -185,7 +185,7 @@ def _own_streams(
     in_function: bool = False,
     in_loop: bool = False,
 ) -> Iterator[tf.compat.v1.NodeDef]:
-    """`nodes`, edited: random ops have the replica's own seeds, and Python functions its own records.
+    """`nodes`, edited: random ops have the replica's own seeds, and Python functions its own tapes.
 
     Calls of functions that have such ops are of the replica's own functions.
     The replica's number is folded into the seed of a stateless op, of the types `folded`, by an op before it.
@@ -196,7 +196,7 @@ def _own_streams(
             seeds = (one.attr["seed"].i, one.attr["seed2"].i)
             if seeds != (0, 0):
                 one.attr["seed2"].i = (seeds[1] + replica * _SEED_STRIDE) % 2**31
-        elif one.op in _RECORDS:
+        elif one.op in _KEEPS_TAPE:
             one.attr["token"].s = own_python_function(one.attr["token"].s.decode(), f"_replica_{replica}").encode()
         elif one.op in folded:
             yield from _fold(one, replica, in_function=in_function, in_loop=in_loop)

@@ -429,7 +429,7 @@ def test_a_loss_that_is_no_mean_is_refused(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("options", [{"strict": False}, {"loss_reduction": "mean"}], ids=str)
 def test_a_loss_that_is_no_mean_is_warned_of_where_that_is_allowed(cluster: Cluster, options: dict[str, Any]) -> None:
-    chief, *others = cluster.run(a_loss_normalized_by_what_is_learnt, **options)
+    chief, *others = cluster.run(a_loss_normalized_by_what_is_learnt, batch_statistics="replica", **options)
     (said,) = [text for text in chief if "mixes the examples" in text]
     assert "truediv" in said and "taken for a mean over its parts" in said
     assert not any("over examples, as far as" in text or "is not seen" in text for text in chief), chief

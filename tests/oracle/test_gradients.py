@@ -303,7 +303,7 @@ def test_a_gradient_is_that_of_one_device(cluster: Cluster, case: Callable[..., 
 
 def test_a_python_function_has_its_own_gradient_on_every_replica(cluster: Cluster) -> None:
     """The user says that it computes each row by itself, which cannot be known."""
-    options = {"batch_statistics": "replica", "loss_reduction": "mean", "strict": False}
+    options: dict[str, Any] = {"batch_statistics": "replica", "loss_reduction": "mean", "strict": False}
     same(cluster.run(train, what=python_functions, **options))
 
 
@@ -650,7 +650,7 @@ def a_sum_that_keras_adds_to_a_mean() -> None:
 
 def rows_of_two_batches_as_a_result() -> None:
     weights = tf.Variable(np.ones((3, 2)), name="weights")
-    with AutoDist() as autodist:
+    with AutoDist(batch_statistics="replica") as autodist:
 
         @autodist.function
         def step(x: tf.Tensor) -> tf.Tensor:

@@ -25,7 +25,10 @@ CHIEF_SECONDS = 30.0
 """Where the chief is cut off at its start: it imports TensorFlow first."""
 
 START_SECONDS = 90.0
-SSH_SAYS = r"(Timeout, server [\d.]+ not responding\.|ssh: connect to host [\d.]+ port 22: )"
+SSH_SAYS = (
+    r"(Timeout, server [\d.]+ not responding\.|ssh: connect to host [\d.]+ port 22: "
+    r"|Connection to [\d.]+ port 22 timed out)"
+)
 PARTS = 9
 """In so many turns all cells are run."""
 

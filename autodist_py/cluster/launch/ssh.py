@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
-from autodist_py.cluster.launch.agent import SIGNAL, STARTED, TOLD
+from autodist_py.cluster.launch.agent import ALIVE, SIGNAL, STARTED, TOLD
 from autodist_py.cluster.launch.local import (
     Command,
     ExitReport,
@@ -41,6 +41,8 @@ from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec, SSHConfig
 _CONNECT_SECONDS = 10
 _KILL_SECONDS = 0.5
 _MARGIN_SECONDS = 1.0
+_ALIVE_LINES = 8
+"""How many lines a worker's host is sent in the time in which it must hear of us."""
 _SSH_FAILED = 255
 _SHOWN_LINES = 6
 _REASON_LINES = 2
@@ -103,11 +105,13 @@ class SshLauncher:
         python = f"{config.python_venv}/bin/python" if config.python_venv else python
         # A worker that notices the chief's end by itself has so long to end by itself.
         grace = self._settings.heartbeat_timeout + self._settings.exit_grace + _MARGIN_SECONDS
+        # Twice as long as ssh takes here to see that the link is dead: whoever starts workers may stand still.
+        silence = 4 * self._settings.heartbeat_timeout
         script = shell_script(
             self._command.folder,
             remote_environment(self._command.environment, rank, config),
             venv=config.python_venv,
-            command=[python, "-m", "autodist_py.cluster.launch.agent", f"{grace:g}", *options],
+            command=[python, "-m", "autodist_py.cluster.launch.agent", f"{grace:g}", f"{silence:g}", *options],
         )
         try:
             process = subprocess.Popen(
@@ -125,6 +129,7 @@ class SshLauncher:
         needs = f"the folder {self._command.folder} and {python}, which has autodist_py"
         worker = SshWorker(rank, process, self._output, on_exit, client=client, needs=needs)
         worker.send(os.fsencode(f"{script}\n"))
+        worker.say_alive(silence / _ALIVE_LINES)
         return worker
 
 
@@ -147,6 +152,8 @@ class SshWorker:
         self._on_exit = on_exit
         self._client, self._needs = client, needs
         self._has_started = False
+        self._is_told = threading.Event()
+        self._sending = threading.Lock()
         self._said: deque[str] = deque(maxlen=_SHOWN_LINES)
         self._before: deque[bytes] = deque(maxlen=_GREETING_LINES)
         """What was said before a worker started; it is shown if none does."""
@@ -157,8 +164,20 @@ class SshWorker:
             on_exit=self._report,
         )
 
+    def say_alive(self, seconds: float) -> None:
+        """Let the worker's host know, so often, that this process is there, until the worker is told."""
+        threading.Thread(
+            target=self._say_alive, args=[seconds], name=f"autodist-alive-{self.rank}", daemon=True
+        ).start()
+
+    def _say_alive(self, seconds: float) -> None:
+        while not self._is_told.wait(seconds) and self._process.returncode is None:
+            with suppress(OSError, ValueError):  # It may have ended meanwhile.
+                self.send(ALIVE)
+
     def tell(self, told: Told) -> None:
         """See LaunchedWorker."""
+        self._is_told.set()
         self.send(TOLD + told.line())
 
     def wait(self, timeout: float) -> int | None:
@@ -172,15 +191,15 @@ class SshWorker:
 
     def kill(self) -> None:
         """See LaunchedWorker. As with `terminate`; a host that does not answer ends the worker by itself later."""
-        self.send(SIGNAL + b"SIGKILL\n")
         timer = threading.Timer(_KILL_SECONDS, self._end_client)
         timer.daemon = True
         timer.start()
+        self.send(SIGNAL + b"SIGKILL\n")
 
     def send(self, text: bytes) -> None:
         """Writes to the standard input of what ssh runs."""
         descriptor = cast(IO[bytes], self._process.stdin).fileno()
-        with suppress(BrokenPipeError):
+        with self._sending, suppress(BrokenPipeError):
             while text:
                 text = text[os.write(descriptor, text) :]
 

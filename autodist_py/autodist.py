@@ -55,7 +55,7 @@ _CHOICES = {
     "batch": ("global", "local"),
     "loss_reduction": ("mean", "sum"),
     "fetch_reduction": ("mean", "sum"),
-    "batch_statistics": ("replica", "global"),
+    "batch_statistics": ("global", "replica"),
 }
 
 _POLICIES = {policy.name.lower(): policy for policy in tf.data.experimental.AutoShardPolicy if policy.name != "HINT"}
@@ -75,11 +75,12 @@ class AutoDist:
         batch: "global": every worker is given the same, whole batch, and takes its slice; "local": each worker's batch
             is its own part.
         loss_reduction: what the loss does over examples, "mean" or "sum", where its graph does not show it; it also
-            says that a loss which mixes examples (in-batch negatives) is to mix those of each replica's own part.
-            Default: "mean", and such a loss is refused.
+            says, with batch_statistics="replica", that a loss which mixes examples is to mix those of each replica's
+            own part; such a loss is refused there otherwise. Default: "mean".
         batch_statistics: what is mixed where a step mixes the examples of a batch. "global": those of the whole batch,
             as on one device (batch normalization, in-batch negatives, the logarithm of a mean); what cannot be followed
-            is refused. "replica": each replica's own in batch normalization, and losses that mix examples are refused.
+            is refused. "replica": those of each replica's part in batch normalization, which needs fewer messages;
+            losses that mix examples are refused.
         fetch_reduction: how a float that differs between replicas is returned, "mean" (over examples) or "sum".
         sum_duplicates: sum duplicate rows of a sparse gradient before the update sees them. That is another
             algorithm for optimizers that square each row by itself (Keras's Adam family).
@@ -110,7 +111,7 @@ class AutoDist:
         *,
         batch: str = "global",
         loss_reduction: str | None = None,
-        batch_statistics: str = "replica",
+        batch_statistics: str = "global",
         fetch_reduction: str = "mean",
         sum_duplicates: bool = False,
         strict: bool = True,
@@ -177,7 +178,7 @@ class AutoDist:
             ChiefWrites.of(self._cluster).pause_before_waiting(self._compiler.parameter_servers)
         kept = Bound(settings.kept_programs, _log.warning if self._cluster.is_chief else _log.debug)
         self._functions = StepFunctions(f"{self._name}/function", self._capture_options, kept)
-        graph_seed = self._cluster.seed if seed is None and self._cluster.num_workers > 1 else seed
+        graph_seed = self._cluster.seed if seed is None and self._capture_options.num_replicas > 1 else seed
         self._graph_mode = GraphMode(self._capture_options, graph_seed, kept)
         self._closed = False
 

@@ -86,7 +86,7 @@ def assert_equivalent(
     batched: Sequence[str] | set[str] | frozenset[str] | None = None,
     tolerance: float | None = None,
     loss_reduction: str = "mean",
-    batch_statistics: str = "replica",
+    batch_statistics: str = "global",
     strategy_builder: StrategyBuilder | str = "AllReduce",
     passes: Sequence[AddedPass] = (),
 ) -> Comparison:

@@ -36,7 +36,7 @@ class CaptureOptions:
     loss_reduction: str = "mean"
     batch: str = "global"
     shows_ops: bool = False
-    batch_statistics: str = "replica"
+    batch_statistics: str = "global"
     num_workers: int = 1
     num_replicas: int = 1
 

@@ -16,7 +16,8 @@ def share_seed(cluster: Cluster, seed: int | None, *, key: str) -> None:
     Args:
         cluster: the workers.
         seed: what the user asked for; None: the run's seed, for those generators whose states differ between workers
-            (equal states are the user's own seed, and are left alone).
+            (equal states are the user's own seed, and are left alone). TensorFlow's has one wherever there are several
+            replicas, as some numbers are drawn alike by all.
         key: names this exchange; no other uses it.
     """
     if seed is not None:
@@ -24,10 +25,10 @@ def share_seed(cluster: Cluster, seed: int | None, *, key: str) -> None:
         np.random.seed(seed % 2**32)
         tf.random.set_seed(seed)
         return
+    if global_seed() is None and len(cluster.resources.replica_devices) > 1:
+        tf.random.set_seed(cluster.seed)
     if cluster.num_workers == 1:
         return
-    if global_seed() is None:
-        tf.random.set_seed(cluster.seed)
     if not _equal_everywhere(cluster, f"{key}/python", repr(random.getstate())):
         random.seed(cluster.seed)
     if not _equal_everywhere(cluster, f"{key}/numpy", repr(np.random.get_state(legacy=False))):

@@ -377,9 +377,9 @@ def require_no_mixture(item: GraphItem, name: str) -> None:
     if item.mixtures:
         raise CaptureError(
             f"{name}: {'. '.join(item.mixtures)}. Each replica has a part of the batch only, so this is not what one "
-            'device trains. AutoDist(batch_statistics="global") computes it of the whole batch, where its ops can be '
-            "followed. Or let replicas mix their parts, as tf.distribute's do: say what the loss is over a part by "
-            'AutoDist(loss_reduction="mean"), or "sum". AutoDist(strict=False) takes it for a mean. Both need '
-            'batch_statistics="replica", and warn of it. Or let each example meet only what is no part of the batch, '
-            "such as a fixed sample"
+            'device trains. AutoDist(batch_statistics="global"), the default, computes it of the whole batch if all '
+            "its ops can be followed. Or let replicas mix their parts, as tf.distribute's do: say what the "
+            'loss is over a part by AutoDist(batch_statistics="replica", loss_reduction="mean"), or "sum". '
+            "AutoDist(strict=False) takes it for a mean. Both warn of it. Or let each example meet only what is no "
+            "part of the batch, such as a fixed sample"
         )

@@ -1,7 +1,9 @@
 """What of a library function depends on what."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
+
+from autodist_py.kernel.ir.graph import functions_of
 
 
 def reached_in(function: Any, begins: Collection[str], *, but: Collection[str] = ()) -> set[str]:
@@ -17,6 +19,23 @@ def reached_in(function: Any, begins: Collection[str], *, but: Collection[str] =
     while more := {name for name, read in reads.items() if not reached.isdisjoint(read)} - reached:
         reached |= more
     return reached
+
+
+def with_called(node: Any, library: Mapping[str, Any]) -> Iterator[Any]:
+    """`node`, and all nodes of the library functions that it runs, and that these run.
+
+    Args:
+        node: a NodeDef.
+        library: FunctionDefs by name.
+    """
+    yield node
+    pending, seen = [node], set[str]()
+    while pending:
+        called = {name for _, name in functions_of(pending.pop())} - seen
+        seen |= called
+        for name in sorted(called):
+            yield from library[name].node_def
+            pending += library[name].node_def
 
 
 def sources(node: Any) -> list[str]:

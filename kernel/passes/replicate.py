@@ -1,7 +1,7 @@
 """Replicate: one copy of the step per local replica."""
 
 import copy
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from autodist_py.kernel.ir.dataflow import calling, random_ops, standing_once
 from autodist_py.kernel.ir.graph import (
+    DRAWN_ALIKE,
     PASSES_HANDLE,
     SEED_INPUT,
     SEEDED_RANDOM,
@@ -38,7 +39,8 @@ class Replicate:
         one, and what reads or writes a variable is where the variable is), with the replica's own variables,
         control-flow frames, random streams and tapes of Python functions; the stream of the cluster's first replica
         is that of one device.
-        Ops that are marked `DRAWN_ALIKE` have it on all replicas. Stateless random ops draw the same on all, unless
+        Ops that are marked `DRAWN_ALIKE` have it on all replicas, and the functions that they run, of which each
+        replica has its own. Stateless random ops draw the same on all, unless
         the option `folds_seeds` is on. What is stateful but shared (inputs, iterators, lookup tables) stands once,
         under its own name; inputs that are each replica's own part do not. What shows something to the user (tf.print,
         summaries) does so on the cluster's first replica only. Every op has a device, so colocation groups, some of
@@ -71,6 +73,8 @@ class Replicate:
         folded = frozenset(SEED_INPUT) if program.options.folds_seeds else frozenset()
         own = calling(view, SEEDED_RANDOM | folded | _KEEPS_TAPE)
         differing = random_ops(view) | {node.name for node in view.of_type(SHOWS)}
+        alike = {node.name for node in view.nodes.values() if DRAWN_ALIKE in node.attr}
+        drawing = calling(view, SEEDED_RANDOM) if alike else set()
         holders = _holders(view)
         nodes = [_once(view.nodes[name], program.topology.host) for name in view.nodes if name in shared]
         functions: list[tf.compat.v1.NodeDef] = []
@@ -87,13 +91,30 @@ class Replicate:
                     nodes += _own_streams([silent], replica.index, renamed, folded, in_loop=in_loop)
                 else:
                     nodes.append(moved)
+                if replica.index and name in alike:
+                    rename_functions(moved, _alike(drawing, replica.index))
             functions += _own_functions(view, replica.index, renamed, folded)
+            functions += _alike_functions(view, _alike(drawing, replica.index) if replica.index else {})
         result = replace(program, graph=view.made_of(nodes, functions), replication=Replication(frozenset(shared)))
         return replace(
             result,
             fetches=tuple(_fetches(program, result)),
             run_ops=tuple(copy for name in program.run_ops for copy in result.copies(name)),
         )
+
+
+def _alike(functions: Collection[str], replica: int) -> dict[str, str]:
+    """The names of a replica's own copies of functions that draw what all replicas draw: an op's state is its own."""
+    return {name: f"{name}_alike_{replica}" for name in functions}
+
+
+def _alike_functions(view: GraphView, renamed: Mapping[str, str]) -> Iterator[tf.compat.v1.NodeDef]:
+    for name, own_name in sorted(renamed.items()):
+        function = copy.deepcopy(view.library[name])
+        function.signature.name = own_name
+        for one in function.node_def:
+            rename_functions(one, renamed)
+        yield function
 
 
 def _fetches(captured: Program, replicated: Program) -> Iterator[str]:

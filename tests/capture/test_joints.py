@@ -57,7 +57,7 @@ def test_what_is_not_passed_on_is_not_depended_on():
 @pytest.mark.parametrize("as_target", [False, True])
 def test_a_joint_that_is_asked_for_is_its_parts(as_target):
     with tf.Graph().as_default() as graph:
-        scope = GraphScope(graph, CaptureOptions(), seed=None)
+        scope = GraphScope(graph, CaptureOptions(batch_statistics="replica"), seed=None)
         with scope.recording():
             x = tf.compat.v1.placeholder(tf.float32, [None, 3], name="x")
             number = tf.constant(2.0)
@@ -65,7 +65,7 @@ def test_a_joint_that_is_asked_for_is_its_parts(as_target):
                 pair = tf.identity_n([x, number], name="pair")
             after = tf.group(pair[0].op, name="after")
         targets, fetches = (("pair", "after"), ()) if as_target else ((), (pair[1].name, pair[0].name))
-        item = scope.cut(Signature(("x:0",), fetches, targets), CaptureOptions())
+        item = scope.cut(Signature(("x:0",), fetches, targets), CaptureOptions(batch_statistics="replica"))
     view = view_of(item)
 
     assert item.run_ops == (("pair/0", "pair/1", "after") if as_target else ())
@@ -78,13 +78,13 @@ def test_a_joint_that_is_asked_for_is_its_parts(as_target):
 
 def test_every_part_waits_for_what_the_joint_showed_or_wrote():
     with tf.Graph().as_default() as graph:
-        scope = GraphScope(graph, CaptureOptions(), seed=None)
+        scope = GraphScope(graph, CaptureOptions(batch_statistics="replica"), seed=None)
         with scope.recording():
             counter = tf.compat.v1.get_variable("counter", initializer=0.0, use_resource=True)
             with tf.control_dependencies([counter.assign_add(1.0)]):  # TensorFlow gives the edge to `number` alone.
                 number = tf.constant(2.0)
             pair = tf.identity_n([tf.zeros([]), number], name="pair")
-        item = scope.cut(Signature((), (pair[0].name,), ()), CaptureOptions())
+        item = scope.cut(Signature((), (pair[0].name,), ()), CaptureOptions(batch_statistics="replica"))
 
     (update,) = item.variable("counter").update_ops
     assert list(view_of(item).nodes["pair/0"].input) == ["zeros", f"^{update}"]

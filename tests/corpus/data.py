@@ -78,6 +78,7 @@ def sentences(rows: int, length: int, vocabulary: int = 24) -> np.ndarray:
     for row, words in zip(result, (words for words in split if words), strict=False):
         numbers = [2 + common.index(word) if word in common else 1 for word in words[:length]]
         row[: len(numbers)] = numbers
+    result.setflags(write=False)  # All programs of a process are given the same.
     return result
 
 

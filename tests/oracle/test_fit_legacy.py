@@ -178,7 +178,7 @@ class OwnFunction(tf_keras.Sequential):
 
 def refused_beside() -> None:
     """What would train each worker by itself, and what asks for a combination that nobody would do."""
-    with AutoDist() as autodist, autodist.scope():
+    with AutoDist(batch_statistics="replica") as autodist, autodist.scope():
         if autodist.num_workers > 1:
             with pytest.raises(CaptureError, match=r"OwnFunction has a make_train_function of its own.*every worker"):
                 compiled("sgd", OwnFunction)

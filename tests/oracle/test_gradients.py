@@ -510,7 +510,7 @@ def batch_norm() -> dict[str, np.ndarray]:
             ]
         )
 
-    with AutoDist() as autodist:
+    with AutoDist(batch_statistics="replica") as autodist:
         replicas = sum(len(node.cpus) for node in autodist.resources.workers)
         compiled, single = network(), network()
         single.set_weights(compiled.get_weights())
@@ -623,7 +623,7 @@ def by_vectorized_map() -> None:
 
 def a_gradient_of_a_weight_that_is_clipped_on_its_way_back() -> None:
     weights = tf.Variable(np.ones((3, 2)), name="weights")
-    with AutoDist() as autodist:
+    with AutoDist(batch_statistics="replica") as autodist:
 
         @autodist.function
         def step(x: tf.Tensor) -> None:
@@ -640,7 +640,7 @@ def a_gradient_of_a_weight_that_is_clipped_on_its_way_back() -> None:
 
 def a_sum_that_keras_adds_to_a_mean() -> None:
     """A sum over examples by the loss, and a mean by an activity's regularizer."""
-    with AutoDist() as autodist, autodist.scope():
+    with AutoDist(batch_statistics="replica") as autodist, autodist.scope():
         layers = [keras.layers.Input([4]), keras.layers.Dense(3, activity_regularizer="l2"), keras.layers.Dense(1)]
         model = keras.Sequential(layers)
         model.compile("sgd", keras.losses.MeanSquaredError(reduction="sum"))

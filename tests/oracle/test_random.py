@@ -50,7 +50,7 @@ class InBranch(Stateless):
         seed = tf.stack([self.state[0].read_value(), tf.constant(7, tf.int64)])
         self.state[0].assign_add(1)
         return tf.cond(
-            tf.reduce_sum(shape) > 0,
+            seed[0] >= 0,
             lambda: tf.random.stateless_uniform(shape, seed, dtype=tf.float64),
             lambda: tf.zeros(shape, tf.float64),
         )
@@ -120,3 +120,28 @@ def test_replicas_draw_their_own_numbers_and_runs_repeat(cluster: Cluster, sourc
     first, second = (same(cluster.run(train, source=source)) for _ in range(2))
     for name, value in first.items():
         np.testing.assert_array_equal(second[name], value)
+
+
+def without_a_seed() -> Values:
+    """Noise on a weight is of no example, so all replicas draw it alike: by the run's seed, if the user has none."""
+    with AutoDist() as autodist:
+        weight = tf.Variable(np.ones(FEATURES))
+
+        @autodist.function
+        def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            with tf.GradientTape() as tape:
+                noise = tf.random.normal([FEATURES], dtype=tf.float64)
+                loss = tf.reduce_mean(tf.linalg.matvec(x, weight * noise))
+            gradient = tape.gradient(loss, weight)
+            weight.assign_sub(0.1 * gradient)
+            return gradient, noise
+
+        for size in SIZES:
+            x = np.random.default_rng(size).normal(size=(size, FEATURES))
+            gradient, noise = step(x)
+            assert_close(gradient, x.mean(axis=0) * noise, "the gradient")
+        return {"weight": weight.numpy()}
+
+
+def test_noise_of_no_example_needs_no_seed(cluster: Cluster) -> None:
+    same(cluster.run(without_a_seed))

@@ -445,7 +445,7 @@ def test_a_gradient_computed_before_the_scope_trains_nothing_on_several_workers(
 
 
 def synchronized_in_a_graph() -> None:
-    with AutoDist() as autodist, tf.Graph().as_default(), autodist.scope():
+    with AutoDist(batch_statistics="replica") as autodist, tf.Graph().as_default(), autodist.scope():
         layer = tf_keras.layers.BatchNormalization(synchronized=True, name="together")
         x = tf.compat.v1.placeholder(tf.float32, [None, 3])
         layer(x, training=False)

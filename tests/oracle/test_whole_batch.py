@@ -1,4 +1,4 @@
-"""Steps that mix the examples of a batch, each as on one device: `AutoDist(batch_statistics="global")`."""
+"""Steps that mix the examples of a batch, each as on one device: `AutoDist(batch_statistics="global")`, the default."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -42,8 +42,7 @@ def train(
             return Training(step_of(name, weights), lambda: {one: weights.all[one] for one in used})
 
         batches = [batch_of(size, seed) for seed, size in enumerate(sizes)]
-        given = {"strategy_builder": builder, "batch_statistics": "global"}
-        return compare_function(build, batches, parts=parts, autodist=given)
+        return compare_function(build, batches, parts=parts, autodist={"strategy_builder": builder})
 
     return [train_by(name) for name in losses]
 

@@ -23,7 +23,7 @@ class Mode:
 
 @pytest.fixture
 def graph_mode() -> GraphMode:
-    return GraphMode(CaptureOptions(), 7, Bound(3, lambda said: None))
+    return GraphMode(CaptureOptions(batch_statistics="replica"), 7, Bound(3, lambda said: None))
 
 
 def test_the_same_graph_is_captured_again_and_another_is_refused(graph_mode: GraphMode) -> None:

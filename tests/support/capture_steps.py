@@ -36,7 +36,9 @@ def _not_compiled(name: str, captured: CapturedFunction) -> Program:
 
 def capture(step: Callable[..., Any], *args: Any, **kwargs: Any) -> CapturedFunction:
     """`step` as it is captured when it is called with these arguments."""
-    distributed = DistributedFunction(step, _not_compiled, name="step", options=CaptureOptions(), batched=None)
+    distributed = DistributedFunction(
+        step, _not_compiled, name="step", options=CaptureOptions(batch_statistics="replica"), batched=None
+    )
     return distributed.captured(*args, **kwargs)
 
 
@@ -136,7 +138,7 @@ def graph_mode() -> tuple[GraphScope, Signature]:
     """TF1-style code with an Adam optimizer and a cond."""
     v1 = tf.compat.v1
     with tf.Graph().as_default() as graph:
-        scope = GraphScope(graph, CaptureOptions(), seed=None)
+        scope = GraphScope(graph, CaptureOptions(batch_statistics="replica"), seed=None)
         with scope.recording():
             x = v1.placeholder(tf.float32, [None, 3], name="x")
             w = v1.get_variable("w", [3, 1], initializer=v1.zeros_initializer(), use_resource=True)
@@ -148,7 +150,7 @@ def graph_mode() -> tuple[GraphScope, Signature]:
 
 def graph_mode_item() -> GraphItem:
     scope, signature = graph_mode()
-    return scope.cut(signature, CaptureOptions())
+    return scope.cut(signature, CaptureOptions(batch_statistics="replica"))
 
 
 def all_reduce(item: GraphItem) -> Strategy:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Client
 
+import pytest
+
 ADDRESS_VARIABLE = "CLUSTER_POOL_ADDRESS"
 AUTHKEY_VARIABLE = "CLUSTER_POOL_AUTHKEY"
 
@@ -57,7 +59,7 @@ def outcome(module: str, function: str, arguments: dict) -> tuple[bool, object]:
     try:
         with settings_restored():
             return True, getattr(importlib.import_module(module), function)(**arguments)
-    except Exception:
+    except (Exception, pytest.fail.Exception):  # The latter is none, and `pytest.raises` raises it.
         return False, traceback.format_exc()
     finally:
         faulthandler.cancel_dump_traceback_later()

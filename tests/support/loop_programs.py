@@ -141,6 +141,33 @@ def tensor_arrays() -> GraphTraining:
     return GraphTraining(feeds, _trained(loss, v1.train.AdamOptimizer(0.05)), [loss, state])
 
 
+def noisy_turns() -> GraphTraining:
+    """Numbers that are drawn in a loop for none of the examples: alike by all replicas, one turn after the other."""
+    x, kinds, _ = feeds = _feeds()
+    kernel = _matrix("kernel", WIDTH, KINDS)
+
+    def turn(time: tf.Tensor, state: tf.Tensor) -> Any:
+        noise = tf.random.normal([WIDTH, KINDS], stddev=0.1, dtype=tf.float64, seed=3)
+        return time + 1, tf.tanh(state + x[:, time] @ (kernel + noise))
+
+    zeros = tf.zeros([tf.shape(x)[0], KINDS], tf.float64)
+    _, state = tf.while_loop(lambda time, _: time < LENGTH, turn, (0, zeros), parallel_iterations=1)
+    return GraphTraining(feeds, _trained(tf.reduce_mean(_entropy(state, kinds))), [state])
+
+
+def regularized_turns() -> GraphTraining:
+    """A loop that computes what depends on examples, and a term of the loss that depends on none."""
+    x, kinds, _ = feeds = _feeds()
+    kernel = _matrix("kernel", WIDTH, WIDTH)
+
+    def turn(time: tf.Tensor, powers: tf.Tensor, state: tf.Tensor) -> Any:
+        return time + 1, tf.tanh(powers @ kernel), tf.tanh(state @ powers)
+
+    _, powers, state = tf.while_loop(lambda time, *_: time < LENGTH, turn, (0, tf.identity(kernel), x[:, 0]))
+    loss = tf.reduce_sum(_entropy(state @ _matrix("out", WIDTH, KINDS), kinds)) + tf.nn.l2_loss(powers)
+    return GraphTraining(feeds, _trained(loss, v1.train.GradientDescentOptimizer(0.05)), [loss])
+
+
 def sum_over_steps() -> GraphTraining:
     """A loss that is added up in a loop, from 0: a sum over examples, and a regularizer behind the loop."""
     x, kinds, _ = feeds = _feeds()
@@ -244,6 +271,8 @@ PROGRAMS: Mapping[str, Callable[[], GraphTraining]] = {
         classifier,
         both_ways,
         tensor_arrays,
+        noisy_turns,
+        regularized_turns,
         sum_over_steps,
         exchanged,
         turns_by_the_batch,

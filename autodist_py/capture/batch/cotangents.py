@@ -106,12 +106,13 @@ class BackPropagation:
         found: dict[str, Along | None] = {op_of(seed): self._begun(seed) for seed in seeds}
         beside = Beside(self.solution)
         told: list[Nonlinear] = []
+        turned = self._turned(begins)
         for name in self.graph.dataflow_order(needed):
             node = self.graph.nodes[name]
             if name in begins:
                 continue
             reads = [str(parse(read)) for read in node.input if not read.startswith("^")]
-            passed = [index for index, read in enumerate(reads) if op_of(read) in found]
+            passed = [index for index, read in enumerate(reads) if op_of(read) in found or op_of(read) in turned]
             if passed and node.op not in _ONLY_SHAPES:
                 found[name] = self._visited(node, reads, passed, found, beside, told)
             else:
@@ -143,6 +144,12 @@ class BackPropagation:
             if node.attr["T"].type == tf.bool.as_datatype_enum and len(set(map(parse, node.input[:2]))) == 1
         }
 
+    def _turned(self, begins: Collection[str]) -> set[str]:
+        """The ops that give a loop of TensorFlow 1 what comes of the seeds, for its next turn, which is seen before."""
+        turns = {node.name for node in self.graph.of_type({"NextIteration"})}
+        shapes = {node.name for node in self.graph.of_type(_ONLY_SHAPES)}
+        return turns & self.graph.dataflow_descendants(begins, blocked=shapes) if turns else turns
+
     def _begun(self, seed: str) -> Along | None:
         """How a seed goes along examples: of a loss of each example it has a row for each, as the loss has."""
         if self.tensor_of(seed).shape.is_fully_defined():
@@ -162,13 +169,14 @@ class BackPropagation:
     ) -> Along | None:
         """How the op's result goes along examples; an op that is not linear is noted."""
         own = tuple(
-            found[op_of(read)] if index in passed else self._forward(read, beside) for index, read in enumerate(reads)
+            found.get(op_of(read)) if index in passed else self._forward(read, beside)
+            for index, read in enumerate(reads)
         )
         given = [own[index] for index in passed]
         operands = self.solution.operands(node, reads, tuple(map(beside.layout, reads)))
         result = along(operands, own)
         linear = [index for index, read in enumerate(reads) if index in passed or self._is_zero(read)]
-        is_added_to = _adds_another(node, reads, linear)
+        is_added_to = _adds_another(node, reads, linear) or (self._begins_loop(node) and len(linear) < len(reads))
         if not is_added_to and self._is_linear(node, linear if _called(node) else passed):
             return self._linear(node, given, result if isinstance(result, Along) else None, reads, beside)
         told.append(Nonlinear(node.name, *self._case(node, given, result, is_added_to=is_added_to)))
@@ -251,9 +259,15 @@ class BackPropagation:
             return self._calls_linear(node, called, frozenset(passed))
         return any(set(passed) <= set(group) for group in linear_groups(node))
 
+    def _begins_loop(self, node: tf.compat.v1.NodeDef) -> bool:
+        """Whether the op gives the first turn of a loop one of its inputs, and each next turn the other."""
+        return node.op == "Merge" and any(self.graph.nodes[op_of(read)].op == "NextIteration" for read in node.input)
+
     def _is_zero(self, tensor: str) -> bool:
         """Whether it is seen that `tensor` is 0, which is linear in everything."""
         node, value = self.graph.nodes[op_of(tensor)], self.graph.constant(tensor)
+        if node.op == "Enter":
+            return self._is_zero(node.input[0])
         if node.op == "ZerosLike":
             return tf.as_dtype(node.attr["T"].type) in _NUMBERS
         return value is not None and tf.as_dtype(value.dtype) in _NUMBERS and not np.any(value)

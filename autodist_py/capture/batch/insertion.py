@@ -109,8 +109,13 @@ class Insertion:
                 self.read(reader, index, constant)
 
     def draw_alike(self, op: str) -> None:
-        """Let the random op draw the same on all replicas."""
+        """Let the random op draw the same on all replicas; of a loop, that it is or stands in, turns do not overlap."""
         self._edit(op).attr[DRAWN_ALIKE].b = True
+        frames = set(self._graph.control_flow.ways_in(op))
+        leads_in = (one for one in self._graph.of_type({"Enter"}) if one.attr["frame_name"].s.decode() in frames)
+        for name in [op, *(one.name for one in leads_in)]:
+            if "parallel_iterations" in self.nodes[name].attr:
+                self._edit(name).attr["parallel_iterations"].i = 1
 
     def readers(self, op: str) -> int:
         """How many times a result of `op` is read, or its end waited for."""

@@ -16,13 +16,16 @@ from autodist_py.capture.batch.layouts.solution import Solution
 from autodist_py.capture.batch.layouts.table import Edge
 from autodist_py.capture.batch.linearity import linear_groups
 from autodist_py.kernel.analysis.batch_layout.arithmetic import ADDITIVE
-from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout
+from autodist_py.kernel.ir.graph import GraphView, has_function_attribute
 from autodist_py.kernel.ir.names import op_of, parse
 from autodist_py.proto.graph_item import Gradient
 
 _OF_ONE_SHAPE = frozenset({"AddN", "Cast", "CheckNumerics", "Identity", "Neg", "PreventGradient", "StopGradient"})
 """Op types whose result has the shape of each of their inputs."""
 _BROADCASTS = frozenset({"Add", "AddV2", "Sub"})
+_ALONE = frozenset({BatchLayout.REPLICATED, BatchLayout.PARTIAL_SUM_PLUS})
+"""Layouts of what may have terms that depend on no example."""
 
 
 class _Terms(NamedTuple):
@@ -39,6 +42,12 @@ Parts = tuple[str | None, str | None]
 class Separation:
     """Lets what depends on no example pass by the markers of gradients.
 
+    Args:
+        graph: the captured one.
+        insertion: what edits it.
+        solution: the layouts of its forward pass.
+        tensor_of: a tensor by its name; only its shape and type are used.
+
     Attributes:
         inseparable: ops that read both kinds of terms together, and are not known to be linear.
     """
@@ -52,6 +61,7 @@ class Separation:
     ):
         self._graph, self._insertion, self._solution = graph, insertion, solution
         self._tensor_of = tensor_of
+        self._is_through_functions = _gives_both(solution)
         self._terms: dict[str, _Terms] = {}
         self._parts: dict[str, Parts] = {}
         self._shapes: dict[str, tf.TensorShape] = {}
@@ -155,7 +165,8 @@ class Separation:
             return _Terms(of_examples=False, of_none=True)
         is_whole = (op, index) in self._solution.edges or self._solution.has_rows(self._read(op, index))
         dtype = self._symbol(op, index).dtype
-        if is_whole or not (dtype.is_floating or dtype.is_complex):  # A size or an index is no gradient.
+        # A size or an index is no gradient, and a list may be.
+        if is_whole or not (dtype.is_floating or dtype.is_complex or dtype == tf.variant):
             return _Terms(of_examples=True, of_none=False)
         return None
 
@@ -169,6 +180,8 @@ class Separation:
         node = self._graph.nodes[op_of(tensor)]
         if node.op == "Exit":  # What goes round is not followed.
             mixing += [one.name for one in self._loop_of(node)[1] if self._adds_both(one)]
+        if self._is_through_functions and (node.op == "Exit" or has_function_attribute(node)):
+            mixing.append(node.name)
         self.inseparable += [op for op in dict.fromkeys(mixing) if op not in self.inseparable]
         return _Terms(of_examples=True, of_none=False)
 
@@ -239,3 +252,26 @@ class Separation:
             and tf.as_dtype(node.attr["dtype"].type).is_floating
             and not tf.make_ndarray(node.attr["value"].tensor).any()
         )
+
+
+def _gives_both(solution: Solution) -> bool:
+    """Whether a loop or branch gives losses a value that depends on no example, and others.
+
+    Its back-propagation may add up terms of both kinds: it is one op, and reads the gradients of all together. Those of
+    a value that depends on no example are of examples where it is paired with these, and of none in a regularizer.
+    """
+    regions = solution.regions
+    differing: dict[str, bool] = {}
+    alone: list[str] = []
+    for name in regions.losses:
+        node = regions.graph.nodes[name]
+        if node.op != "Exit" and not has_function_attribute(node):
+            continue
+        loop = "/".join(regions.graph.control_flow.ways_in(op_of(node.input[0]))) if node.op == "Exit" else name
+        for symbol in regions.tensor_of(f"{name}:0").op.outputs:
+            layout = solution.layout(symbol.name)
+            differing[loop] = differing.get(loop, False) or layout is not BatchLayout.REPLICATED
+            passes_back = symbol.dtype.is_floating or symbol.dtype.is_complex or symbol.dtype == tf.variant
+            if layout in _ALONE and passes_back and regions.is_read(symbol.name, regions.losses):
+                alone.append(loop)
+    return any(differing[loop] or alone.count(loop) > 1 for loop in alone)

@@ -5,8 +5,8 @@ loss is traced back to *statistics*: values that are a sum or mean over examples
 combined exactly. Each is passed on through an op of its own (`Identity`), at which the kernel combines it; all that is
 computed from it is then computed alike on every replica, as one device does.
 
-In the computation of a loss, only what does not depend on trained variables is combined: back-propagation, and batch
-statistics of activations, stay a replica's own.
+In the computation of a loss, only what does not depend on trained variables is combined so: back-propagation stays a
+replica's own. A step of which it is then not known that it is exact is computed of the whole batch (`whole_batch/`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -52,7 +52,7 @@ def with_statistics(
     batch: str,
     layer_calls: Sequence[LayerCall] = (),
     shows_ops: bool = False,
-    batch_statistics: str = "replica",
+    batch_statistics: str = "global",
 ) -> GraphItem:
     """`item` with its statistics, and what each gradient and output does with examples.
 
@@ -86,7 +86,7 @@ def with_statistics(
             raise refusal from error
         if _is_training_known(done, graph):
             return done
-        return replace(done, mixtures=(*done.mixtures, f"{error}, so that it is not computed of the whole batch"))
+        return replace(done, mixtures=(f"{error}, so that the step is not computed of the whole batch", *done.mixtures))
     _require_always_run(exact.statistics, whole)
     return exact
 

@@ -170,6 +170,13 @@ def _transposed_convolution(operands: Operands) -> BatchLayout:
     return SHARDED if sizes is SHAPE and values is SHARDED and weights is not SHARDED else MIXED
 
 
+def _transformed_images(operands: Operands) -> BatchLayout:
+    """Of (images, a transformation for each or one for all, their size, and what is around them)."""
+    images, transforms, *others = operands.layouts
+    is_apart = transforms is SHARDED or (transforms is REPLICATED and operands.leading[1] == 1)
+    return SHARDED if images is SHARDED and is_apart and set(others) <= {REPLICATED} else MIXED
+
+
 def _all_have_rows(operands: Operands) -> BatchLayout:
     return SHARDED if set(operands.layouts) == {SHARDED} else MIXED
 
@@ -177,6 +184,12 @@ def _all_have_rows(operands: Operands) -> BatchLayout:
 def _over_last_axis(operands: Operands) -> BatchLayout:
     rank = operands.ranks[0]
     return SHARDED if operands.layouts[0] is SHARDED and rank is not None and rank > 1 else MIXED
+
+
+def _of_vectors(operands: Operands) -> BatchLayout:
+    """Of each vector by itself: the last axis."""
+    rank = operands.ranks[0]
+    return _first_has_rows(operands) if rank is not None and rank > 1 else MIXED
 
 
 def _of_matrices(operands: Operands) -> BatchLayout:
@@ -227,13 +240,16 @@ ARITHMETIC: Mapping[str, Rule] = {
         ("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"), _transposed_convolution
     ),
     **dict.fromkeys(("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D", "LRN"), _first_has_rows),
-    **dict.fromkeys(("ResizeBilinear", "ResizeNearestNeighbor"), _first_has_rows),
+    **dict.fromkeys(("ResizeArea", "ResizeBicubic", "ResizeBilinear", "ResizeNearestNeighbor"), _first_has_rows),
+    **dict.fromkeys(("ImageProjectiveTransformV2", "ImageProjectiveTransformV3"), _transformed_images),
+    **dict.fromkeys(("AdjustHue", "AdjustSaturation", "HSVToRGB", "RGBToHSV"), _of_vectors),
     **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2"), _over_last_axis),
     **dict.fromkeys(("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"), _all_have_rows),
     **dict.fromkeys(("ArgMax", "ArgMin", "Cumsum", "Cumprod"), _arg_reduction),
     **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _batch_matmul),
     **dict.fromkeys(("All", "Any", "Max", "Min", "Prod"), _reduction(MIXED, linear=False)),
     **dict.fromkeys(_MATRICES, _of_matrices),
+    "AdjustContrastv2": lambda operands: MIXED if (operands.ranks[0] or 0) < 4 else _first_has_rows(operands),
     "Bitcast": _bitcast,
     "Cast": _cast,
     "Div": _quotient,

@@ -103,10 +103,12 @@ def _strided_slice(operands: Operands) -> BatchLayout:
             first += operands.leading[0]
         if masks["shrink_axis"] & 1:
             return COUNT if first == 0 else REPLICATED if first > 0 else MIXED
-        if not masks["end"] & 1 and end[0] <= 0:
-            rank = operands.leading[0]
-            return MIXED if rank is None else REPLICATED if end[0] + rank * (end[0] < 0) <= max(first, 0) else SHAPE
-        return SHAPE if first == 0 else REPLICATED if first > 0 else MIXED
+        if first != 0:
+            return REPLICATED if first > 0 else MIXED
+        if masks["end"] & 1 or end[0] > 0:
+            return SHAPE
+        rank = operands.leading[0]
+        return MIXED if rank is None else REPLICATED if end[0] + rank * (end[0] < 0) <= 0 else SHAPE
     if layout is not SHARDED or stride is None:
         return layout if layout in (PARTIAL_SUM, PARTIAL_MEAN) else MIXED
     if masks["ellipsis"] & 1:

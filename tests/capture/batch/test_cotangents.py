@@ -7,7 +7,10 @@ import keras
 import pytest
 import tensorflow as tf
 
+from autodist_py.capture.assemble import CaptureOptions
+from autodist_py.capture.doors.graph import GraphScope
 from autodist_py.capture.inexact import inexact
+from autodist_py.proto.graph_item import GraphItem
 from autodist_py.testing import assert_equivalent
 from tests.support.capture_steps import capture
 from tests.support.custom_gradients import (
@@ -22,6 +25,9 @@ from tests.support.custom_gradients import (
     small_sum,
     step_of,
 )
+from tests.support.loop_programs import control_flow_of_tensorflow_1
+
+v1 = tf.compat.v1
 
 
 def clipped(gradient: tf.Tensor) -> tf.Tensor:
@@ -165,6 +171,33 @@ def test_a_loop_that_is_linear_in_what_it_passes_back_is_seen_to_be() -> None:
     item = item_of(in_a_loop(reversed_))
     assert not any(one.in_parts for one in item.gradients)
     assert not item.inseparable_ops
+
+
+def summed_in_a_loop(back: Backward) -> GraphItem:
+    """A sum over examples that a loop of TensorFlow 1 adds up: so does its back-propagation."""
+    graph = tf.Graph()
+    scope = GraphScope(graph, CaptureOptions(batch_statistics="replica"), seed=None)
+    with control_flow_of_tensorflow_1(), graph.as_default(), scope.recording():
+        x = v1.placeholder(tf.float64, [None, 3, 4])
+        kernel = v1.get_variable("kernel", [4, 2], tf.float64, use_resource=True)
+
+        def turn(time: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return time + 1, total + tf.reduce_sum(passing(back)(tf.tanh(x[:, time] @ kernel)))
+
+        _, total = tf.while_loop(lambda time, _: time < 3, turn, (0, tf.zeros([], tf.float64)))
+        v1.train.GradientDescentOptimizer(0.1).minimize(total, name="train")
+    return scope.item(CaptureOptions(batch_statistics="replica"))
+
+
+def test_what_a_loop_of_tensorflow_1_adds_up_is_linear_if_its_turns_are() -> None:
+    assert not summed_in_a_loop(reversed_).inseparable_ops
+    assert any("clip_by_value" in op for op in summed_in_a_loop(clipped).inseparable_ops)
+    assert any("Merge" in op for op in summed_in_a_loop(begun_with_ones).inseparable_ops)
+
+
+def begun_with_ones(gradient: tf.Tensor) -> tf.Tensor:
+    """The gradient twice, and what is added is not of it: a loop in back-propagation."""
+    return tf.while_loop(lambda i, _: i < 2, lambda i, total: (i + 1, total + gradient), (0, tf.ones_like(gradient)))[1]
 
 
 def convolutional() -> tuple[keras.Model, tuple[int, ...]]:

@@ -351,14 +351,14 @@ def _half(op: tf.Operation, d: tf.Tensor) -> tf.Tensor:
 
 def overridden(gradient: str) -> GraphItem:
     """A graph of TensorFlow 1 in which an op's gradient is another."""
-    scope = GraphScope(tf.Graph(), CaptureOptions(), seed=None)
+    scope = GraphScope(tf.Graph(), CaptureOptions(batch_statistics="replica"), seed=None)
     with scope.graph.as_default(), scope.recording():
         x = v1.placeholder(tf.float64, [None, 4], name="x")
         kernel = v1.get_variable("kernel", [4, 3], tf.float64, use_resource=True)
         with scope.graph.gradient_override_map({"Identity": gradient}):
             logits = tf.identity(x @ kernel)
         v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(logits**2), name="train")
-    return scope.item(CaptureOptions())
+    return scope.item(CaptureOptions(batch_statistics="replica"))
 
 
 def test_an_ops_other_gradient_that_mixes_examples_is_refused() -> None:

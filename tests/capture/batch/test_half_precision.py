@@ -236,13 +236,13 @@ def test_parts_are_added_as_they_are_where_nothing_is_batched() -> None:
 
 def test_a_graph_of_tensorflow_1_begins_back_propagation_with_known_seeds_too() -> None:
     v1 = tf.compat.v1
-    scope = GraphScope(tf.Graph(), CaptureOptions(), seed=None)
+    scope = GraphScope(tf.Graph(), CaptureOptions(batch_statistics="replica"), seed=None)
     with scope.graph.as_default(), scope.recording():
         x = v1.placeholder(tf.float32, [None, 4], name="x")
         kernel = v1.get_variable("kernel", [4, 2], use_resource=True)
         loss = tf.reduce_mean(tf.cast(tf.cast(x, tf.float16) @ tf.cast(kernel, tf.float16), tf.float32))
         v1.train.GradientDescentOptimizer(0.1).minimize(loss)
-    (gradient,) = scope.item(CaptureOptions()).gradients
+    (gradient,) = scope.item(CaptureOptions(batch_statistics="replica")).gradients
     assert gradient.in_parts
 
 

@@ -341,7 +341,9 @@ TOLD: dict[str, Loss] = {
     "a mean in each turn": over_places(lambda x, i, w: x[i] @ w * tf.reduce_mean(x)),
     "what its place says": over_places(lambda x, i, w: x[i] @ w * tf.cast(i, x.dtype)),
     "all but the last": over_places(lambda x, i, w: x[i] @ w, last=1),
-    "drawn in each turn": over_places(lambda x, i, w: x[i] @ w * tf.random.uniform([], dtype=tf.float64)),
+    "drawn by its place": over_places(
+        lambda x, i, w: x[i] @ w * tf.random.stateless_uniform([], tf.stack([i, 1]), dtype=tf.float64)
+    ),
     "rolled by its turn": rolled_by_its_turn,
     "half of a list": half_of_a_list,
     "filled from its end": turned_round_by_places,
@@ -371,6 +373,17 @@ TOLD: dict[str, Loss] = {
 @pytest.mark.parametrize("loss_of", TOLD.values(), ids=TOLD.keys())
 def test_what_a_loop_may_mix_is_told_of(loss_of: Loss) -> None:
     assert list(inexact(item_of(loss_of)))
+
+
+def test_numbers_that_are_drawn_for_each_example_are_its_own() -> None:
+    def of_one(rows: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        turned = tf.cond(tf.random.uniform([]) < 0.5, lambda: tf.nn.dropout(rows, 0.5), lambda: -rows)
+        noisy = tf.map_fn(lambda row: row + tf.random.normal([WIDTH], dtype=tf.float64), turned)
+        return tf.reduce_sum(tf.nn.dropout(noisy, 0.5) @ w)
+
+    item = item_of(lambda x, lengths, w: tf.reduce_mean(tf.map_fn(lambda rows: of_one(rows, w), x)))
+    assert [one.reduction for one in item.gradients] == ["mean"]
+    assert not list(inexact(item))
 
 
 class Peephole(keras.layers.Layer):

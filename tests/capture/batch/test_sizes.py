@@ -91,3 +91,21 @@ def test_a_shape_that_puts_several_examples_into_one_row_is_told_of(reshaped: Lo
     item = item_of(lambda x, y, w: tf.reduce_sum(tf.reduce_sum(reshaped(x, y, w), -1) ** 2))
     assert [one.reduction for one in item.gradients] == [""]
     assert any("keep examples apart" in said for said in inexact(item))
+
+
+OF_ROWS = [(None, None), (None, 2), (None, -1), (0, -3), (0, -7)]
+BEHIND = [(1, None), (1, -1), (1, 2), (2, -2), (-2, None), (-1, 3)]
+"""Parts of a shape of three sizes, which begin with the number of rows, or do not."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "ends"), [("replica", BEHIND), ("global", BEHIND + OF_ROWS)], ids=["replica", "global"]
+)
+def test_a_part_of_a_shape_is_that_of_the_whole_batch(mode: str, ends: list[tuple[int | None, int | None]]) -> None:
+    """As results, and as numbers that are computed with: of these only the number of rows differs between replicas."""
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+        parts = [tf.shape(twice(x))[begin:end] for begin, end in ends]
+        return [*parts, *(tf.reduce_sum(y**2) * tf.cast(tf.reduce_sum(part), y.dtype) for part in parts)]
+
+    assert_equivalent(step, BATCHES, replicas=3, batch_statistics=mode)

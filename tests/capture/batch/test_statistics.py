@@ -197,11 +197,11 @@ def test_what_goes_round_a_loop_of_tensorflow_1_is_a_sum_only_if_it_is_after_eac
 ) -> None:
     """What is no sum after each turn is computed again, by a loop that is given what is combined."""
     with tf.Graph().as_default() as graph:
-        scope = GraphScope(graph, CaptureOptions(), seed=None)
+        scope = GraphScope(graph, CaptureOptions(batch_statistics="replica"), seed=None)
         with scope.recording():
             x = tf.compat.v1.placeholder(tf.float64, [None, 3], "x")
             value = tf.while_loop(lambda i, *_: i < 3, lambda i, *v: (i + 1, *turn(x, *v)), (0, *start(x)))[1]
-    item = scope.cut(Signature((x.name,), (value.name,), ()), CaptureOptions())
+    item = scope.cut(Signature((x.name,), (value.name,), ()), CaptureOptions(batch_statistics="replica"))
     assert [output.reduction for output in item.outputs] == [reduction]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ import tf_keras
 
 from autodist_py import AutoDist
 from autodist_py.capture.inexact import inexact
+from autodist_py.kernel.ir.graph import DRAWN_ALIKE
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.testing import assert_equivalent
@@ -52,6 +54,14 @@ def normalized_again(z: tf.Tensor, y: tf.Tensor, t: tf.Variable, s: tf.Variable)
 def of_classes(z: tf.Tensor, y: tf.Tensor, t: tf.Variable, s: tf.Variable) -> tf.Tensor:
     parts = tf.dynamic_partition(z, tf.cast(y, tf.int32), 3)
     return tf.add_n([root(tf.concat([part, tf.ones([1, 4], tf.float64)], 0)) for part in parts])
+
+
+def after_a_step(z: tf.Tensor, y: tf.Tensor, t: tf.Variable, s: tf.Variable) -> tf.Tensor:
+    """The loss after each example has trained a matrix of its own, as MAML's tasks do."""
+    own = tf.tile(t[None, :4], [count(z), 1, 1])
+    rows = z[:, None]
+    (gradient,) = tf.gradients(tf.reduce_sum(tf.tanh(rows @ own) ** 2), own)
+    return tf.reduce_mean((rows @ (own - 0.1 * gradient)) ** 2)
 
 
 LOSSES: dict[str, Loss] = {
@@ -99,6 +109,7 @@ LOSSES: dict[str, Loss] = {
     "a loop": normalized_again,
     "a scan over the batch": lambda z, y, t, s: tf.reduce_mean(tf.scan(lambda a, b: a * 0.5 + b, z) ** 2),
     "parts by class": of_classes,
+    "a second gradient": after_a_step,
     "a gradient's norm": lambda z, y, t, s: root(tf.gradients(tf.reduce_mean(tf.sin(z) ** 2), z)[0]),
     "a mean that is checked": lambda z, y, t, s: tf.debugging.check_numerics(tf.reduce_mean(z), "is no number"),
     "a count of integers": lambda z, y, t, s: (
@@ -144,7 +155,7 @@ def residual(layers: Any, library: Any) -> Any:
         y = layers.Activation("tanh")(layers.BatchNormalization()(x))
         x = layers.Add()([x, layers.Conv2D(4, 3, padding="same")(y)])
     x = layers.Concatenate()([x, layers.BatchNormalization(synchronized=True)(x)])
-    x = layers.MaxPooling2D(2)(layers.LayerNormalization()(x))
+    x = layers.ZeroPadding2D(1)(layers.MaxPooling2D(2)(layers.LayerNormalization()(x)))
     return library.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
 
 
@@ -247,6 +258,15 @@ def mixed(z: tf.Tensor) -> tf.Tensor:
     return tf.math.log(tf.reduce_mean(tf.exp(z)))
 
 
+def noisy_turns(z: tf.Tensor, y: tf.Tensor, t: tf.Variable, s: tf.Variable) -> tf.Tensor:
+    """One device's turns must not overlap either, or their numbers have no order."""
+
+    def turn(i: tf.Tensor, a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return i + 1, a / root(a) + drawn(4)
+
+    return mixed(tf.while_loop(lambda i, a: i < 3, turn, [0, z], parallel_iterations=1)[1])
+
+
 DRAWN: dict[str, Loss] = {
     "other examples": lambda z, y, t, s: mixed(tf.random.shuffle(z, seed=5) * z),
     "a number": lambda z, y, t, s: mixed(z * drawn()),
@@ -254,6 +274,9 @@ DRAWN: dict[str, Loss] = {
     "noise by a seed": lambda z, y, t, s: mixed(z + tf.random.stateless_normal([4], [1, 2], dtype=tf.float64)),
     "a dropped column": lambda z, y, t, s: mixed(tf.nn.dropout(z, 0.5, noise_shape=[1, 4], seed=7)),
     "of all pairs": lambda z, y, t, s: tf.reduce_sum(tf.nn.dropout(tf.tanh(z @ tf.transpose(z)), 0.5, seed=7)),
+    "in a branch": lambda z, y, t, s: tf.cond(root(z) > 0.0, lambda: mixed(z * drawn(4)), lambda: tf.reduce_sum(z)),
+    "in a loop": noisy_turns,
+    "by what was before": lambda z, y, t, s: mixed(tf.scan(lambda a, b: a * drawn() + b, z, parallel_iterations=1)),
 }
 """Numbers that are drawn for the whole batch, or for none of its examples."""
 
@@ -263,6 +286,17 @@ def test_numbers_of_no_example_are_drawn_alike(name: str) -> None:
     """Number by number as on one device: batches have one size, or TensorFlow traces twice, and draws anew."""
     given = [batches()[0]] * 4
     assert_equivalent(trained(DRAWN[name]), given, replicas=REPLICAS, batch_statistics="global", tolerance=1e-9)
+
+
+def test_turns_that_draw_alike_do_not_overlap() -> None:
+    """Nothing would say which of them draws first."""
+
+    def noisy(z: tf.Tensor, y: tf.Tensor, t: tf.Variable, s: tf.Variable) -> tf.Tensor:
+        return mixed(tf.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a / root(a) + drawn(4)), [0, z])[1])
+
+    graph = tf.compat.v1.GraphDef.FromString(item_of(trained(noisy), batches()[0]).graph_def)
+    (turns,) = {node.attr["parallel_iterations"].i for node in graph.node if DRAWN_ALIKE in node.attr}
+    assert turns == 1
 
 
 def test_a_result_that_is_not_followed_is_warned_of() -> None:
@@ -287,6 +321,20 @@ def test_places_that_a_loss_reads_can_be_a_result() -> None:
     assert_equivalent(step, batches(), replicas=REPLICAS, batch_statistics="global", tolerance=1e-9)
     with pytest.raises(CaptureError, match="made of each replica's own rows"):
         assert_equivalent(step, batches(), replicas=REPLICAS, batch_statistics="replica")
+
+
+def test_a_size_that_all_replicas_have_can_be_written() -> None:
+    weight, width = tf.Variable(np.ones((3, 4))), tf.Variable(0.0, dtype=tf.float64, trainable=False)
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            z = x @ weight
+            loss = root(z)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        width.assign(width + number(tf.shape(z[:, None])[2]))
+        return loss
+
+    assert_equivalent(step, batches(), replicas=REPLICAS, batch_statistics="global", tolerance=1e-9)
 
 
 FOLDED: dict[str, Loss] = {
@@ -321,7 +369,13 @@ def by_python(z: tf.Tensor, y: tf.Tensor, t: tf.Variable, s: tf.Variable) -> tf.
     return tf.reduce_mean(tf.stop_gradient(tf.ensure_shape(tf.py_function(np.sin, [z], tf.float64), [None, 4])) * z)
 
 
-@pytest.mark.parametrize("loss_of", [unseeded, by_python], ids=lambda loss: loss.__name__)
+def in_inner_loop(z: tf.Tensor, y: tf.Tensor, t: tf.Variable, s: tf.Variable) -> tf.Tensor:
+    """Its turns may overlap, and replicas would draw in different orders."""
+    noisy = partial(tf.while_loop, lambda i, a: i < 3, lambda i, a: (i + 1, a + drawn(4)))
+    return mixed(tf.cond(root(z) > 0.0, lambda: noisy([0, z])[1], lambda: z))
+
+
+@pytest.mark.parametrize("loss_of", [unseeded, by_python, in_inner_loop], ids=lambda loss: loss.__name__)
 def test_what_cannot_be_followed_is_refused_with_its_line(loss_of: Loss) -> None:
     with pytest.raises(CaptureError, match=r"(?s)test_whole_batch\.py, line \d+.*not computed of the whole batch"):
         assert_equivalent(trained(loss_of), batches(), replicas=REPLICAS, batch_statistics="global")

@@ -25,7 +25,7 @@ def _table() -> tf.lookup.StaticHashTable:
 @pytest.fixture
 def scope() -> GraphScope:
     """A step that looks rows up in one of two tables, with a saver that was made in the scope."""
-    scope = GraphScope(tf.Graph(), CaptureOptions(), seed=None)
+    scope = GraphScope(tf.Graph(), CaptureOptions(batch_statistics="replica"), seed=None)
     with scope.graph.as_default(), scope.recording():
         keys = v1.placeholder(tf.int32, [None], name="keys")
         unused, table = _table(), _table()
@@ -39,7 +39,7 @@ def scope() -> GraphScope:
 
 def test_an_item_has_the_savers_and_the_initializers_of_tables_that_are_used(scope: GraphScope, tmp_path: Path) -> None:
     """What a program that has only the item, and the graph, needs: tables are filled, values saved and restored."""
-    scope.item(CaptureOptions()).save(tmp_path / "item.pb")
+    scope.item(CaptureOptions(batch_statistics="replica")).save(tmp_path / "item.pb")
     item = GraphItem.load(tmp_path / "item.pb")
     (saver_def,) = map(v1.train.SaverDef.FromString, item.savers)
     assert saver_def.max_to_keep == 7
@@ -66,7 +66,7 @@ def test_savers_of_other_graphs_and_of_the_collection_are_told_apart(scope: Grap
         with scope.recording(), tf.Graph().as_default():
             v1.get_variable("other", initializer=1.0, use_resource=True)
             v1.train.Saver(max_to_keep=5)
-    savers = map(v1.train.SaverDef.FromString, scope.item(CaptureOptions()).savers)
+    savers = map(v1.train.SaverDef.FromString, scope.item(CaptureOptions(batch_statistics="replica")).savers)
     assert [saver.max_to_keep for saver in savers] == [7, 3]
 
 
@@ -76,7 +76,7 @@ def test_a_table_that_a_step_makes_is_filled_by_an_op_of_its_item() -> None:
 
     argument = Argument("keys", tf.TensorSpec([None], tf.int32), batched=True)
     with eagerly():
-        item = capture_function(step, [argument], ((Slot(0),), {}), CaptureOptions()).item
+        item = capture_function(step, [argument], ((Slot(0),), {}), CaptureOptions(batch_statistics="replica")).item
     ops = {node.name: node.op for node in v1.GraphDef.FromString(item.graph_def).node}
     assert [ops[name] for name in item.table_initializers] == ["LookupTableImportV2"]
     assert item.savers == ()
@@ -84,7 +84,7 @@ def test_a_table_that_a_step_makes_is_filled_by_an_op_of_its_item() -> None:
 
 @pytest.mark.parametrize("around", ["loop", "branch"])
 def test_a_gradient_in_a_loop_or_branch_of_tensorflow_1_is_refused_with_its_name(around: str) -> None:
-    scope = GraphScope(tf.Graph(), CaptureOptions(), seed=None)
+    scope = GraphScope(tf.Graph(), CaptureOptions(batch_statistics="replica"), seed=None)
 
     def trained() -> tf.Operation:
         return v1.train.GradientDescentOptimizer(0.1).minimize(tf.square(w))
@@ -99,7 +99,7 @@ def test_a_gradient_in_a_loop_or_branch_of_tensorflow_1_is_refused_with_its_name
 
 
 def test_variables_of_a_scope_are_resource_variables_whatever_the_process_makes() -> None:
-    scope = GraphScope(tf.Graph(), CaptureOptions(), seed=None)
+    scope = GraphScope(tf.Graph(), CaptureOptions(batch_statistics="replica"), seed=None)
     v1.disable_resource_variables()
     try:
         with scope.graph.as_default(), scope.recording():

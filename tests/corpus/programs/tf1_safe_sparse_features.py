@@ -14,7 +14,7 @@ v1 = tf.compat.v1
 
 
 def train(autodist: Any, header: Header) -> Iterator[Seen]:
-    words = sentences(30, 6)
+    words = sentences(30, 6).copy()
     words[2::4] = 0
     label_data = ((words > 4).sum(axis=1) % 2).astype("float64")
     initial = rng(45)

@@ -7,10 +7,9 @@ import keras
 import tensorflow as tf
 
 from tests.corpus.data import batches, ratings, rng
-from tests.corpus.header import STRATEGIES, Header, Refusal, Seen
+from tests.corpus.header import Header, Seen
 
-REFUSED = dict.fromkeys(STRATEGIES, Refusal("pairs each example with the others of the batch"))
-HEADER = Header("losses over the whole batch", "step function", sizes=(8, 6, 7), refused=REFUSED)
+HEADER = Header("losses over the whole batch", "step function", sizes=(8, 6, 7))
 USERS, ITEMS, WIDTH = 11, 9, 4
 
 

@@ -384,14 +384,14 @@ def test_one_worker_serves_rows_whose_indices_are_the_same_for_its_replicas():
 
 def branching(predicate):
     """The item of a graph of TensorFlow 1 that updates where `predicate`, of the batch and the gradient, is so."""
-    scope = GraphScope(tf.Graph(), CaptureOptions(), seed=None)
+    scope = GraphScope(tf.Graph(), CaptureOptions(batch_statistics="replica"), seed=None)
     with control_flow_of_tensorflow_1(), scope.graph.as_default(), scope.recording():
         x = tf.compat.v1.placeholder(tf.float32, [None, 3], name="x")
         weights = tf.compat.v1.get_variable("weights", [3], use_resource=True)
         (gradient,) = tf.gradients(tf.reduce_mean(tf.linalg.matvec(x, weights)), [weights])
         update = tf.cond(predicate(x, gradient), lambda: tf.group(weights.assign_sub(0.1 * gradient)), tf.no_op)
         tf.group(update, name="train")
-    return scope.item(CaptureOptions())
+    return scope.item(CaptureOptions(batch_statistics="replica"))
 
 
 def test_what_a_worker_has_in_a_branch_of_tensorflow_1_only_is_not_sent_to_a_server():

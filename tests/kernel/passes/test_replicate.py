@@ -1,10 +1,12 @@
 """Replicate: what is copied, what stands once, and what every copy has of its own."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist_py.kernel.ir.graph import GraphView, functions_of
+from autodist_py.kernel.ir.graph import DRAWN_ALIKE, GraphView, functions_of
 from autodist_py.kernel.ir.names import on_replica, op_of, replica_of
 from autodist_py.kernel.pipeline import PASSES
 from autodist_py.kernel.runner import run_passes
@@ -162,6 +164,31 @@ def test_library_functions_that_draw_are_cloned_for_every_replica_but_the_first(
     assert [len(each) for each in streams] == [1, 1, 1]
     assert len({each[0] for each in streams}) == 3
     assert called(program.graph, on_replica(0, plain)) == called(program.graph, on_replica(2, plain)) != []
+
+
+def test_functions_that_draw_alike_are_cloned_with_their_seeds():
+    """The state of an op in a function is the function's, so each replica has its own."""
+    item = random_in_a_branch()
+    graph = tf.compat.v1.GraphDef.FromString(item.graph_def)
+    drawn = op_of(item.outputs[0].tensor)
+    (conditional,) = (op_of(name) for one in graph.node if one.name == drawn for name in one.input)
+    (marked,) = (one for one in graph.node if one.name == conditional)
+    marked.attr[DRAWN_ALIKE].b = True
+    program = kernel_programs.after(
+        "replicate", replace(item, graph_def=graph.SerializeToString()), kernel_programs.topology(3)
+    )
+    functions = [called(program.graph, on_replica(index, drawn)) for index in range(3)]
+    drawing = [
+        {
+            name
+            for name, one in reachable(program.graph, names).items()
+            if any(n.op == "RandomUniform" for n in one.node_def)
+        }
+        for names in functions
+    ]
+    assert len(set.union(*drawing)) == 3, drawing
+    (streams,) = {tuple(drawing_seeds(program.graph, names)) for names in functions}
+    assert len(streams) == 1
 
 
 def test_cloned_functions_run_and_draw_differently():

@@ -40,7 +40,10 @@ class Constants:
         if node.op == "StridedSlice":
             return self._size(node)
         if node.op == "Slice":
-            return self._sizes(node)
+            return self._sliced(node)
+        if node.op == "Reshape":
+            given, sizes = self.value(node.input[0]), self.value(node.input[1])
+            return None if given is None or sizes is None else given.reshape(sizes)
         if node.op == "GatherV2":
             return self._gathered(node)
         if node.op == "Prod":
@@ -94,11 +97,16 @@ class Constants:
         is_vector = sizes is not None and sizes.ndim == 1 and not node.attr["keep_dims"].b
         return np.asarray(np.prod(sizes, dtype=sizes.dtype)) if sizes is not None and is_vector else None
 
-    def _sizes(self, node: tf.compat.v1.NodeDef) -> np.ndarray | None:
-        """Static dimensions, taken from a shape: `tf.slice(tf.shape(x), [i], [n])`."""
-        source = self._graph.nodes[op_of(node.input[0])]
+    def _sliced(self, node: tf.compat.v1.NodeDef) -> np.ndarray | None:
+        """A part of what is known; or static dimensions, taken from a shape: `tf.slice(tf.shape(x), [i], [n])`."""
+        source, given = self._graph.nodes[op_of(node.input[0])], self.value(node.input[0])
         begin, size = self.value(node.input[1]), self.value(node.input[2])
-        if source.op != "Shape" or begin is None or size is None:
+        if begin is None or size is None:
+            return None
+        if given is not None:
+            ends = zip(begin, size, strict=True)
+            return given[tuple(slice(first, None if count < 0 else first + count) for first, count in ends)]
+        if source.op != "Shape":
             return None
         shape = self._tensor_of(source.input[0]).shape
         if shape.rank is None:

@@ -108,14 +108,7 @@ class Followed:
 
     def is_read(self, op: str, index: int) -> bool:
         """Whether this result of `op` is a loss or result, or one of these or a write reads it."""
-        readers = self._graph.dataflow_consumers([op]) & self._regions.region
-        tensor = str(parse(f"{op}:{index}"))
-        return tensor in self._regions.shown or any(
-            str(parse(name)) == tensor
-            for reader in readers
-            for name in self._graph.nodes[reader].input
-            if not name.startswith("^")
-        )
+        return self._regions.is_read(f"{op}:{index}", self._regions.region)
 
     def _taken_to_keep_apart(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> tuple[BatchLayout, ...]:
         """The layouts of what an op of a loss returns that is not known: rows, where it is given as many."""

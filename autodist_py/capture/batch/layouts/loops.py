@@ -36,7 +36,7 @@ from autodist_py.kernel.analysis.batch_layout.layouts import FIXED, BatchLayout,
 from autodist_py.kernel.analysis.batch_layout.lists import MAKES, UNSET
 from autodist_py.kernel.analysis.batch_layout.rules import layout_of
 from autodist_py.kernel.ir.dataflow import random_ops
-from autodist_py.kernel.ir.graph import READS_VARIABLE, RUNS_BRANCH, GraphView
+from autodist_py.kernel.ir.graph import READS_VARIABLE, RUNS_BRANCH, SEEDED_RANDOM, GraphView
 
 _LOOPS = frozenset({"StatelessWhile", "While"})
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
@@ -131,8 +131,20 @@ class Functions:
         turn, ends = (self._function(op, name) for name in (body, condition))
         if turn is None or ends is None or self._changes(turn):
             return [UNKNOWN] * len(arguments)
-        parts = Body(turn.graph, ends.graph, turn.ops, turn.random, self._is_pure)
+        parts = Body(turn.graph, ends.graph, turn.ops, turn.random, self._draws_anew, self._is_pure)
         return mapped(parts, arguments)
+
+    def _draws_anew(self, op: tf.Operation) -> bool:
+        """Whether the op draws other numbers each time that it runs, and changes nothing else."""
+        if op.type not in RUNS:
+            return op.type in SEEDED_RANDOM
+        functions = [self._function(op, name) for name in _called(op)]
+        return all(
+            one is not None
+            and not self._changes(one)
+            and all(self._draws_anew(inner) for inner in one.ops if inner.name in one.random)
+            for one in functions
+        )
 
     def _is_pure(self, op: tf.Operation) -> bool:
         """Whether the op computes the same of the same, and changes nothing."""

@@ -7,7 +7,7 @@ of a turn are told apart:
 1. SAME: computed from what all replicas have.
 2. PLACE: which turn it is; it may only be counted on, and read and written by.
 3. ROWS: a list or batch of all examples, of which the turn may take its own.
-4. OWN: computed from the turn's own example.
+4. OWN: computed from the turn's own example, or drawn for it (by a seed that is given all turns draw the same).
 5. FILLED: a list to which each turn adds its own value.
 """
 
@@ -62,6 +62,7 @@ class Body(NamedTuple):
         condition: whether there is another one.
         ops: those of `graph`, in the order in which they can be computed.
         draws: the names of those that draw random numbers.
+        draws_anew: whether an op draws other numbers each time that it runs, and changes nothing else.
         is_pure: whether an op that runs functions computes the same of the same, and changes nothing.
     """
 
@@ -69,6 +70,7 @@ class Body(NamedTuple):
     condition: tf.Graph
     ops: Sequence[tf.Operation]
     draws: set[str]
+    draws_anew: Callable[[tf.Operation], bool]
     is_pure: Callable[[tf.Operation], bool]
 
 
@@ -128,7 +130,9 @@ def _computed(body: Body, op: tf.Operation, found: dict[str, _Value | None]) -> 
     if op.type == "TensorListSetItem" and values[:2] == [_Value.FILLED, _Value.PLACE]:
         return _Value.FILLED if values[2] in (_Value.OWN, _Value.SAME) else None
     is_apart = all(value in (_Value.SAME, _Value.OWN) for value in values)
-    if not is_apart or op.name in body.draws or not (op.type in READS_VARIABLE or body.is_pure(op)):
+    if op.name in body.draws:
+        return _Value.OWN if is_apart and body.draws_anew(op) else None
+    if not is_apart or not (op.type in READS_VARIABLE or body.is_pure(op)):
         return None
     return _Value.OWN if _Value.OWN in values else _Value.SAME
 

@@ -47,6 +47,13 @@ class Regions:
     trained: Set[str]
     trains: Set[str]
 
+    def is_read(self, tensor: str, by: Set[str]) -> bool:
+        """Whether `tensor` is a loss or result, or one of the ops `by` reads it."""
+        name = parse(tensor)
+        readers = self.graph.dataflow_consumers([name.op]) & by
+        reads = (read for reader in readers for read in self.graph.nodes[reader].input if not read.startswith("^"))
+        return str(name) in self.shown or any(parse(read) == name for read in reads)
+
     @classmethod
     def of(
         cls, item: GraphItem, whole: GraphView, targets: Sequence[Sequence[str]], tensor_of: Callable[[str], tf.Tensor]

@@ -1,6 +1,6 @@
 """The program in which nothing is a replica's own mixture: what `WholeBatch` found, put into its graph."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 import tensorflow as tf
@@ -12,6 +12,7 @@ from autodist_py.capture.batch.whole_batch.solver import REDUCTIONS, NotFollowed
 from autodist_py.kernel.analysis.batch_layout.layouts import COUNT, PARTIAL_MEAN, PARTIAL_SUM, REPLICATED, SHARDED
 from autodist_py.kernel.ir.graph import SHOWS, GraphView
 from autodist_py.kernel.ir.names import op_of, parse
+from autodist_py.kernel.ir.node import reads_of
 from autodist_py.proto.graph_item import Gradient, GraphItem, Output
 
 _COMBINED = {REPLICATED: "mean", PARTIAL_MEAN: "mean", PARTIAL_SUM: "sum"}
@@ -44,15 +45,15 @@ def of_whole_batch(
     writers = {writer for variable in item.variables for writer in variable.update_ops}
     writers |= {node.name for node in graph.of_type(SHOWS)}
     shapes = {
-        str(parse(graph.nodes[op_of(gradient.tensors[0])].input[0])): tf.TensorShape(
-            item.variable(gradient.variable).shape
-        )
+        str(parse(graph.nodes[op_of(tensor)].input[0])): shape
         for gradient in item.gradients
-        if not gradient.is_sparse
+        for tensor, shape in zip(gradient.tensors, _shapes(gradient, item), strict=True)
     }
     found = WholeBatch(graph, Sources.of(item, graph, markers, batch), tensor_of, writers, shapes)
     found.solve()
     gradients = tuple(_combined(gradient, graph, found, tensor_of) for gradient in item.gradients)
+    for op, index in _told_same(graph, found, markers):
+        insertion.combine(op, index, "same")
     for (op, index), reduction in sorted(found.edges.items()):
         insertion.combine(op, index, reduction, found.shapes.of(graph.nodes[op].input[index]))
     for op in sorted(found.drawn):
@@ -73,6 +74,37 @@ def of_whole_batch(
         mixtures=(),
         inseparable_ops=(),
     )
+
+
+def _told_same(graph: GraphView, found: WholeBatch, markers: Collection[str]) -> Iterator[tuple[str, int]]:
+    """What ops read that is the same on all replicas though it comes of what is not, as the length of a row does.
+
+    So does what the markers of gradients pass on, at which these are combined: it is not told.
+    """
+
+    def is_same(op: str) -> bool:
+        return set(found.found[op]) == {REPLICATED}
+
+    def reads_differing(op: str) -> bool:
+        reads = enumerate(reads_of(graph.nodes[op]))
+        return any(found.layout(read) is not REPLICATED and (op, index) not in found.edges for index, read in reads)
+
+    same = {op for op in found.found.keys() - markers if is_same(op) and reads_differing(op)}
+    for op in sorted(filter(is_same, graph.dataflow_consumers(same))):
+        for index, read in enumerate(reads_of(graph.nodes[op])):
+            if op_of(read) in same and str(parse(read)) not in found.values:
+                yield op, index
+
+
+def _shapes(gradient: Gradient, item: GraphItem) -> Iterator[tf.TensorShape]:
+    """Those of the gradient's tensors: of its values; of a sparse one's indices, values and dense shape."""
+    shape = item.variable(gradient.variable).shape
+    if not gradient.is_sparse:
+        yield tf.TensorShape(shape)
+        return
+    yield tf.TensorShape([None])
+    yield tf.TensorShape([None, *shape[1:]])
+    yield tf.TensorShape([len(shape)])
 
 
 def _result(output: Output, found: WholeBatch, insertion: Insertion) -> Output:

@@ -1,6 +1,7 @@
 """The shapes of tensors, also where rules, and not the graph, tell them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -9,6 +10,9 @@ from autodist_py.capture.batch.layouts.constants import Constants
 from autodist_py.kernel.ir.graph import GraphView, has_function_attribute
 from autodist_py.kernel.ir.names import parse
 from autodist_py.kernel.ir.node import reads_of
+
+BATCH = -1
+"""Stands for the number of a replica's rows in a shape."""
 
 
 class KnownShapes:
@@ -28,8 +32,9 @@ class KnownShapes:
         constants: Constants,
         given: Mapping[str, tf.TensorShape],
     ):
-        self._graph, self._tensor_of, self._constants, self._given = graph, tensor_of, constants, given
-        self._noted = dict(given)
+        self._graph, self._tensor_of, self._constants = graph, tensor_of, constants
+        self._given = {tensor: tensor_of(tensor).shape.merge_with(shape) for tensor, shape in given.items()}
+        self._noted = dict(self._given)
 
     def forget(self) -> None:
         """Know again only what the graph says, and what was given."""
@@ -39,17 +44,28 @@ class KnownShapes:
         """The shape of `tensor`, as far as it is known."""
         return self._noted.get(str(parse(tensor)), self._tensor_of(tensor).shape)
 
-    def infer(self, node: tf.compat.v1.NodeDef) -> None:
-        """Note the shapes of what `node` computes from what has a shape that the graph does not say."""
+    def infer(self, node: tf.compat.v1.NodeDef, sizes: Callable[[str], Sequence[int] | None]) -> None:
+        """Note the shapes of what `node` computes from what has a shape that the graph does not say.
+
+        Args:
+            node: an op of the graph.
+            sizes: those in a shape that the op is given, `BATCH` for that of the rows, as far as they are known.
+        """
         reads = reads_of(node)
-        is_told_more = any(str(parse(read)) in self._noted for read in reads)
-        if not is_told_more or has_function_attribute(node) or not self._graph.dataflow_consumers([node.name]):
+        if not reads or has_function_attribute(node) or not self._graph.dataflow_consumers([node.name]):
             return
-        symbols = self._tensor_of(f"{node.name}:0").op.outputs
-        if not all(symbol.shape[1:].is_fully_defined() for symbol in symbols):
-            types = [self._tensor_of(read).dtype for read in reads]
-            shapes = _inferred(node, list(map(self.of, reads)), list(map(self._constants.value, reads)), types)
-            self._noted |= {str(parse(f"{node.name}:{index}")): shape for index, shape in enumerate(shapes)}
+        if not any(map(_is_open, self._tensor_of(f"{node.name}:0").op.outputs)):
+            return
+        given = [_Input(self.of(read), self._tensor_of(read).dtype, self._content(read, sizes)) for read in reads]
+        if any(str(parse(read)) in self._noted for read in reads) or any(one.content is not None for one in given):
+            for index, shape in enumerate(_inferred(node, given)):
+                name = str(parse(f"{node.name}:{index}"))
+                self._noted[name] = self.of(name).merge_with(shape)
+
+    def _content(self, tensor: str, sizes: Callable[[str], Sequence[int] | None]) -> np.ndarray | Sequence[int] | None:
+        value = self._constants.value(tensor)
+        is_list = self._tensor_of(tensor).shape.rank == 1 and self._tensor_of(tensor).dtype.is_integer
+        return sizes(tensor) if value is None and is_list else value
 
     def note_sum(self, node: tf.compat.v1.NodeDef, axes: Sequence[int] | None) -> None:
         """Note the shape of a sum over `axes`, which a value tells that the graph does not; None: it is not known."""
@@ -73,18 +89,34 @@ class KnownShapes:
             self._noted[str(parse(f"{node.name}:0"))] = tf.TensorShape(sizes)
 
 
-def _inferred(
-    node: tf.compat.v1.NodeDef,
-    given: Sequence[tf.TensorShape],
-    constants: Sequence[np.ndarray | None],
-    dtypes: Sequence[tf.DType],
-) -> list[tf.TensorShape]:
-    """The shapes that TensorFlow infers of what `node` returns, where its inputs have these shapes and values."""
+def _is_open(symbol: tf.Tensor) -> bool:
+    """Whether the graph does not say the shape of a row of `symbol`, or how many sizes it is."""
+    is_list = symbol.shape.rank == 1 and symbol.dtype.is_integer
+    return not (symbol.shape if is_list else symbol.shape[1:]).is_fully_defined()
+
+
+class _Input(NamedTuple):
+    """What is known of an input."""
+
+    shape: tf.TensorShape
+    dtype: tf.DType
+    content: np.ndarray | Sequence[int] | None
+    """Its numbers, `BATCH` for that of the rows; None: they are not known."""
+
+    def tensor(self) -> tf.Tensor:
+        """One of which TensorFlow infers the same."""
+        if self.content is None:
+            return tf.compat.v1.placeholder(self.dtype, self.shape)
+        if isinstance(self.content, np.ndarray) or BATCH not in self.content:
+            return tf.constant(self.content, self.dtype)
+        rows = tf.compat.v1.placeholder(self.dtype, [])
+        return tf.stack([rows if size == BATCH else tf.constant(size, self.dtype) for size in self.content])
+
+
+def _inferred(node: tf.compat.v1.NodeDef, given: Sequence[_Input]) -> list[tf.TensorShape]:
+    """The shapes that TensorFlow infers of what `node` returns, given these inputs."""
     with tf.Graph().as_default() as scratch:
-        inputs = {
-            f"input_{index}": tf.compat.v1.placeholder(dtype, shape) if value is None else tf.constant(value, dtype)
-            for index, (shape, value, dtype) in enumerate(zip(given, constants, dtypes, strict=True))
-        }
+        inputs = {f"input_{index}": one.tensor() for index, one in enumerate(given)}
         alone = tf.compat.v1.GraphDef(node=[node], versions=scratch.as_graph_def().versions)
         alone.node[0].device = ""
         alone.node[0].attr.pop("_class", None)

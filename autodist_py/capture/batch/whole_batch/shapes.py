@@ -1,21 +1,20 @@
 """What back-propagation computes from shapes, and what is the same for every number of examples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from autodist_py.capture.batch.layouts.constants import Constants
+from autodist_py.capture.batch.whole_batch.known_shapes import BATCH, KnownShapes
 from autodist_py.kernel.analysis.batch_layout.layouts import REPLICATED, SHAPE, BatchLayout
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import parse
+from autodist_py.kernel.ir.node import reads_of
 
 FROM_SHAPES = frozenset({"BroadcastGradientArgs", "ConcatOffset"})
 """Op types of which `Shapes` knows the results."""
-
-_BATCH = -1
-"""Stands for the number of a replica's rows in a shape."""
 
 
 class Layouts(Protocol):
@@ -29,51 +28,69 @@ class Layouts(Protocol):
 
 
 class Shapes:
-    """Results that follow from shapes whose first size is the number of a replica's rows."""
+    """Results that follow from shapes whose first size is the number of a replica's rows.
 
-    def __init__(self, graph: GraphView, tensor_of: Callable[[str], tf.Tensor], layouts: Layouts, constants: Constants):
-        self._graph, self._tensor_of, self._layouts, self._constants = graph, tensor_of, layouts, constants
+    Args:
+        graph: the graph.
+        shapes: what is known of its tensors' shapes.
+        layouts: what is known of their layouts.
+        constants: the values that are known.
 
-    def values(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> list[np.ndarray]:
-        """What `node`, of FROM_SHAPES, returns, whatever the number of rows; none: it is not known."""
+    Attributes:
+        values: what ops of FROM_SHAPES return, whatever the number of rows, by tensor.
+    """
+
+    def __init__(self, graph: GraphView, shapes: KnownShapes, layouts: Layouts, constants: Constants):
+        self._graph, self._shapes, self._layouts, self._constants = graph, shapes, layouts, constants
+        self.values: dict[str, np.ndarray] = {}
+
+    def note(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> bool:
+        """Note what `node`, of FROM_SHAPES, returns, and whether it is known."""
+        found = self._found(node, reads)
+        self.values |= {str(parse(f"{node.name}:{index}")): value for index, value in enumerate(found)}
+        return bool(found)
+
+    def _found(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> list[np.ndarray]:
         if node.op == "BroadcastGradientArgs":
-            shapes = [self._shape(name) for name in reads]
+            shapes = list(map(self.sizes, reads))
             known = [shape for shape in shapes if shape is not None]
             return _reduced(*known) if len(known) == len(shapes) else []
-        axis, shapes = self._constants.value(reads[0]), [self._shape(name) for name in reads[1:]]
+        axis, shapes = self._constants.value(reads[0]), list(map(self.sizes, reads[1:]))
         known = [shape for shape in shapes if shape is not None]
         if axis is None or len(known) < len(shapes):
             return []
         place = int(axis) % len(known[0])
         sizes = [shape[place] for shape in known]
-        if _BATCH in sizes:
+        if BATCH in sizes:
             return []
         offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         return [np.array([offset if at == place else 0 for at in range(len(known[0]))]) for offset in offsets]
 
-    def _shape(self, tensor: str) -> list[int] | None:
-        """The sizes in the shape `tensor`, `_BATCH` for that of the rows; None: they are not all known."""
+    def sizes(self, tensor: str) -> list[int] | None:
+        """The sizes in the shape `tensor`, `BATCH` for that of the rows; None: they are not all known."""
         if self._layouts.layout(tensor) not in (REPLICATED, SHAPE) or self._layouts.is_whole(tensor):
             return None
-        value = self._constants.value(tensor)
-        if value is not None:
-            return [int(size) for size in value]
         name = parse(tensor)
+        value = self.values.get(str(name), self._constants.value(tensor))
+        if value is not None:
+            return [int(size) for size in value] if value.ndim == 1 else None
         node = self._graph.nodes[name.op]
         if node.op == "StridedSlice":
             return self._sliced(node)
+        if node.op == "DynamicStitch":
+            return self._stitched(node)
         if node.op not in ("Shape", "ShapeN"):
             return None
-        shape = self._tensor_of(node.input[name.output]).shape
+        shape = self._shapes.of(node.input[name.output])
         if shape.rank is None:
             return None
         sizes = shape.as_list()
         if self._layouts.layout(tensor) is SHAPE and sizes and sizes[0] is None:
-            sizes[0] = _BATCH
+            sizes[0] = BATCH
         return None if None in sizes else sizes
 
     def _sliced(self, node: tf.compat.v1.NodeDef) -> list[int] | None:
-        whole, masks = self._shape(node.input[0]), node.attr
+        whole, masks = self.sizes(node.input[0]), node.attr
         begin, end, stride = (self._constants.value(name) for name in node.input[1:4])
         is_plain = not any(masks[f"{key}_mask"].i for key in ("ellipsis", "new_axis", "shrink_axis"))
         if whole is None or begin is None or end is None or stride is None or not is_plain:
@@ -81,6 +98,16 @@ class Shapes:
         first = None if masks["begin_mask"].i else int(begin[0])
         last = None if masks["end_mask"].i else int(end[0])
         return whole[first : last : int(stride[0])]
+
+    def _stitched(self, node: tf.compat.v1.NodeDef) -> list[int] | None:
+        reads = reads_of(node)
+        sizes: dict[int, int] = {}
+        for at, read in zip(reads[: len(reads) // 2], reads[len(reads) // 2 :], strict=True):
+            places, given = self.sizes(at), self.sizes(read)
+            if places is None or given is None:
+                return None
+            sizes |= dict(zip(places, given, strict=True))
+        return [sizes[place] for place in sorted(sizes)] if sizes.keys() == set(range(len(sizes))) else None
 
 
 def _reduced(first: Sequence[int], second: Sequence[int]) -> list[np.ndarray]:
@@ -91,7 +118,7 @@ def _reduced(first: Sequence[int], second: Sequence[int]) -> list[np.ndarray]:
     rank = max(len(first), len(second))
     shapes = [[1] * (rank - len(shape)) + list(shape) for shape in (first, second)]
     missing = [rank - len(shape) for shape in (first, second)]
-    if any(_BATCH in pair and pair[0] != pair[1] and 1 not in pair for pair in zip(*shapes, strict=True)):
+    if any(BATCH in pair and pair[0] != pair[1] and 1 not in pair for pair in zip(*shapes, strict=True)):
         return []
     return [
         np.array([at for at in range(rank) if at < skipped or (own[at] == 1 and other[at] != 1)], np.int32)

@@ -24,6 +24,7 @@ import tensorflow as tf
 from autodist_py.capture.batch.layouts.blocks import Blocks
 from autodist_py.capture.batch.layouts.constants import Constants
 from autodist_py.capture.batch.layouts.regions import Sources
+from autodist_py.capture.batch.whole_batch.drawn import why_not_alike
 from autodist_py.capture.batch.whole_batch.known_shapes import KnownShapes
 from autodist_py.capture.batch.whole_batch.shapes import FROM_SHAPES, Shapes
 from autodist_py.capture.recording.user_code import line_of
@@ -46,7 +47,7 @@ from autodist_py.kernel.analysis.batch_layout.rules import layout_of
 from autodist_py.kernel.collectives.reductions import SUMMED
 from autodist_py.kernel.collectives.rows import TRAVELS
 from autodist_py.kernel.ir.control_flow import CONTROL_FLOW
-from autodist_py.kernel.ir.graph import SEED_INPUT, SEEDED_RANDOM, GraphView
+from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import op_of, parse
 from autodist_py.kernel.ir.node import reads_of
 
@@ -58,6 +59,8 @@ REDUCTIONS = {PARTIAL_SUM: "sum", PARTIAL_MEAN: "mean", COUNT: "sum", SHARDED: "
 _KNOWN = frozenset({REPLICATED, SHARDED, PARTIAL_SUM, PARTIAL_MEAN, COUNT, SHAPE})
 _PARTS = frozenset({PARTIAL_SUM, PARTIAL_MEAN, COUNT})
 _CHECKS = "CheckNumerics"
+_LEADS_IN = frozenset({"Enter", "Switch"})
+"""Op types that lead into loops and branches of TensorFlow 1's control flow, which are computed of the whole batch."""
 _APART = frozenset({SHARDED, REPLICATED, SHAPE})
 """Layouts of inputs that, where the result has rows, say nothing of other replicas' examples."""
 
@@ -96,9 +99,9 @@ class WholeBatch:
         self._constants = Constants(self.graph, self.tensor_of)
         self.shapes = KnownShapes(self.graph, self.tensor_of, self._constants, self.given_shapes)
         self._blocks = Blocks(self.tensor_of, self.sources, self, self._constants)
-        self._shapes = Shapes(self.graph, self.tensor_of, self, self._constants)
-        self._values: dict[str, np.ndarray] = {}
+        self._shapes = Shapes(self.graph, self.shapes, self, self._constants)
         self._early: set[str] = set()
+        self._whole_turns: set[str] = set()
 
     def solve(self) -> None:
         """Find all layouts.
@@ -107,25 +110,26 @@ class WholeBatch:
             NotFollowedError: an op cannot be followed.
         """
         order = list(self.graph.dataflow_order(self.graph.nodes))
-        num_early = -1
-        while num_early < len(self._early):
-            num_early = len(self._early)
-            for known in (self.found, self.whole, self.edges, self.drawn, self._values):
+        num_found = -1
+        while num_found < len(self._early) + len(self._whole_turns):
+            num_found = len(self._early) + len(self._whole_turns)
+            for known in (self.found, self.whole, self.edges, self.drawn, self._shapes.values):
                 known.clear()
             self.shapes.forget()
             for name in order:
                 node = self.graph.nodes[name]
-                self.shapes.infer(node)
+                self.shapes.infer(node, self._shapes.sizes)
                 self.found[name] = self._visit(node)
                 self._blocks.note(node)
                 if node.op == "Reshape" and {self.layout(f"{name}:0"), self.layout(node.input[0])} == {SHARDED}:
                     self.shapes.note_rows(node, self._blocks.of(op_of(node.input[0])), self._blocks.of(name))
             self._early |= self._combined_early()
+            self._whole_turns |= self._turned_whole()
 
     @property
     def values(self) -> Mapping[str, np.ndarray]:
         """What ops of FROM_SHAPES return, whatever the number of rows."""
-        return self._values
+        return self._shapes.values
 
     def layout(self, tensor: str) -> BatchLayout:
         """The layout of `tensor`."""
@@ -145,7 +149,7 @@ class WholeBatch:
 
     def has_whole_rows(self, tensor: str) -> bool:
         """Whether `tensor` may be rows of the whole batch, of which a replica may take its own."""
-        shape = self.tensor_of(tensor).shape
+        shape = self.shapes.of(tensor)
         return self.is_whole(tensor) and bool(shape.rank) and shape[0] is None
 
     def combine(self, op: str, index: int, tensor: str) -> None:
@@ -162,7 +166,8 @@ class WholeBatch:
         is_known = shape.rank is not None and (shape[1:] if is_row else shape).is_fully_defined()
         if layout not in REDUCTIONS or not carried or not is_known:
             self._refuse(op, f"needs '{tensor}' of the whole batch, of type {symbol.dtype.name}, shape {shape}")
-        if not self.graph.control_flow.runs_once(op_of(tensor)) or not self.graph.control_flow.runs_once(op):
+        flow = self.graph.control_flow
+        if not flow.runs_once(op_of(tensor)) or not (flow.runs_once(op) or self.graph.nodes[op].op == "Enter"):
             self._refuse(op, f"needs '{tensor}' of the whole batch, inside TensorFlow 1's control flow")
         self.edges[op, index] = REDUCTIONS[layout]
 
@@ -187,9 +192,9 @@ class WholeBatch:
                 self._draw_alike(node)
             self._note_whole(node, reads)
             return (REPLICATED,)
-        if node.op in CONTROL_FLOW:
+        if node.op in CONTROL_FLOW - _LEADS_IN:
             self._refuse(node.name, "passes on what differs between replicas, in TensorFlow 1's control flow")
-        if node.name in self.writers and not is_drawn:
+        if node.op in _LEADS_IN or (node.name in self.writers and not is_drawn):
             return self._all_combined(node, reads)
         whole = [index for index, read in enumerate(reads) if self.is_whole(read)]
         found = self._beside_whole(node, reads, layouts, whole) if whole else self._of_own(node, reads, layouts)
@@ -201,12 +206,9 @@ class WholeBatch:
 
     def _draw_alike(self, node: tf.compat.v1.NodeDef) -> None:
         """Let `node` draw the same numbers on all replicas: they are of the whole batch, or of none of its examples."""
-        of_all = "of the whole batch, or of none of its examples"
-        if node.op in SEEDED_RANDOM:
-            if not (node.attr["seed"].i or node.attr["seed2"].i):
-                self._refuse(node.name, f"draws random numbers {of_all}, without a seed")
-        elif node.op not in SEED_INPUT:
-            self._refuse(node.name, f"is computed {of_all}, by Python or in a function that draws random numbers")
+        reason = why_not_alike(node, self.graph.library)
+        if reason is not None:
+            self._refuse(node.name, reason)
         self.drawn.add(node.name)
 
     def _as_read(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> tuple[BatchLayout, ...]:
@@ -265,13 +267,19 @@ class WholeBatch:
 
     def _note_whole(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> None:
         """Note whether what `node` returns is computed from what is whole."""
-        if any(op_of(tensor) in self.whole for tensor in reads):
+        if node.name in self._whole_turns or any(op_of(tensor) in self.whole for tensor in reads):
             self.whole.add(node.name)
+
+    def _turned_whole(self) -> set[str]:
+        """The ops of TensorFlow 1's loops and branches that are given what is whole by a turn before, or by a stack."""
+        merges = self.graph.of_type({"Merge"})
+        turned = {node.name for node in merges if any(op_of(read) in self.whole for read in reads_of(node))}
+        return turned | {name for name, ops in self.graph.control_flow.unread.items() if ops & self.whole}
 
     def _operands(self, node: tf.compat.v1.NodeDef, reads: Sequence[str], layouts: tuple[BatchLayout, ...]) -> Operands:
         operands = self._blocks.operands(node, reads, layouts)
         constants = (
-            self._values.get(str(parse(name)), one) for name, one in zip(reads, operands.constants, strict=True)
+            self.values.get(str(parse(name)), one) for name, one in zip(reads, operands.constants, strict=True)
         )
         return replace(operands, constants=tuple(constants))
 
@@ -318,9 +326,7 @@ class WholeBatch:
     ) -> tuple[BatchLayout, ...] | None:
         """What the rules say of `node`, given inputs of these layouts; None: nothing."""
         if node.op in FROM_SHAPES:
-            values = self._shapes.values(node, reads)
-            self._values |= {str(parse(f"{node.name}:{index}")): value for index, value in enumerate(values)}
-            return (REPLICATED,) if values else None
+            return (REPLICATED,) if self._shapes.note(node, reads) else None
         if node.op == _CHECKS and _PARTS & set(layouts):
             return None  # A replica without examples has a mean that is no number.
         operands = self._operands(node, reads, layouts)

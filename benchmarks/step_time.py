@@ -1,6 +1,6 @@
 """Step time of autodist_py beside tf.distribute and Horovod, on hosts of a core each, over shaped links.
 
-    make bench, or: python -m benchmarks.step_time [--workloads mlp emb cnn tlm dlrm wide] [--hosts 2 3 4 8]
+    make bench, or: python -m benchmarks.step_time [--workloads mlp emb cnn resnet tlm dlrm wide] [--hosts 2 3 4 8]
         [--links none 1gbit 200mbit] [--systems NAME...] [--rounds N] [--steps N] [--block SECONDS] [--output FILE]
         [--before CHECKOUT]
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from autodist_py import AutoDist, distribute
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
-from benchmarks.workloads import Workload, descend
+from benchmarks.workloads import WORKLOADS, Workload, descend
 
 INTRA_OP_THREADS = 1
 INTER_OP_THREADS = 4
@@ -272,7 +272,13 @@ SYSTEMS: Mapping[str, System] = {
     ALONE: System(one_device, is_alone=True),
     "MultiWorkerMirrored": System(multi_worker_mirrored, is_peer=True, environment=_tf_config),
     # Its threads of different hosts talk to each other a thousand times a second, also between steps.
-    HOROVOD: System(horovod, is_peer=True, environment=_horovod_environment, works_when_idle=True),
+    HOROVOD: System(
+        horovod,
+        is_peer=True,
+        environment=_horovod_environment,
+        works_when_idle=True,
+        workloads=frozenset(WORKLOADS) - {"resnet"},  # It has no such normalization for Keras 3.
+    ),
     "AllReduce": _ours("AllReduce"),
     # What a user's spec says where the link is slower than 1 Gbit/s.
     "AllReduce, link stated": replace(_ours("AllReduce"), train=autodist("AllReduce", 0.2), link="200mbit"),

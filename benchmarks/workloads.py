@@ -1,4 +1,4 @@
-"""What is trained: six models in raw TensorFlow ops, with their data, the same for every system that trains them.
+"""What is trained: seven models in raw TensorFlow ops, with their data, the same for every system that trains them.
 
 Plain stochastic gradient descent in float32. Weights and batches are drawn from fixed seeds, so all systems start
 from the same ones.
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -182,6 +183,58 @@ def _cnn_batch(rng: np.random.Generator, size: int) -> Arrays:
     return rng.standard_normal((size, 32, 32, 3), np.float32), rng.integers(0, 10, size, np.int32)
 
 
+# --- resnet: 20 layers, each with a normalization over the batches of all workers together ----------------------------
+
+_STAGES = (16, 32, 64)
+
+
+def _resnet(rng: np.random.Generator) -> Model:
+    """ResNet-20 of He et al. (2016), on images of 16x16; shortcuts to more channels are padded, its option A."""
+    weights = _Weights(rng)
+    stem = _normalized_convolution(weights, "stem", 3, _STAGES[0])
+    sizes = list(pairwise([_STAGES[0], *(channels for channels in _STAGES for _ in range(3))]))
+    blocks = [_residual_block(weights, f"block_{index}", *size) for index, size in enumerate(sizes)]
+    top = weights.normal(
+        "top", _STAGES[-1], 10, scale=0.01
+    )  # Losses are compared: first steps must not amplify rounding.
+    top_bias = weights.constant("top_bias", 10)
+
+    def loss(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        value = tf.nn.relu(stem(images))
+        for block in blocks:
+            value = block(value)
+        return _cross_entropy(labels, tf.reduce_mean(value, [1, 2]) @ top + top_bias)
+
+    return Model(weights.all, loss)
+
+
+def _residual_block(weights: _Weights, name: str, before: int, channels: int) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Two convolutions, and what they were given beside them; where there are more channels, of every second place."""
+    stride = 1 if channels == before else 2
+    first = _normalized_convolution(weights, f"{name}_first", before, channels, stride)
+    second = _normalized_convolution(weights, f"{name}_second", channels, channels)
+
+    def applied(value: tf.Tensor) -> tf.Tensor:
+        shortcut = tf.pad(value[:, ::stride, ::stride], [[0, 0], [0, 0], [0, 0], [0, channels - before]])
+        return tf.nn.relu(second(tf.nn.relu(first(value))) + shortcut)
+
+    return applied
+
+
+def _normalized_convolution(
+    weights: _Weights, name: str, before: int, channels: int, stride: int = 1
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    kernel = weights.normal(name, 3, 3, before, channels)
+    normalization = keras.layers.BatchNormalization(synchronized=True, name=f"{name}_normalization")
+    normalization.build([None, None, None, channels])
+    weights.all += [variable.value for variable in normalization.trainable_variables]
+    return lambda value: normalization(tf.nn.conv2d(value, kernel, strides=stride, padding="SAME"), training=True)
+
+
+def _resnet_batch(rng: np.random.Generator, size: int) -> Arrays:
+    return rng.standard_normal((size, 16, 16, 3), np.float32), rng.integers(0, 10, size, np.int32)
+
+
 # --- tlm: a transformer, with a table and 5.7 MB of dense gradients ---------------------------------------------------
 
 _VOCABULARY, _MODEL, _LAYERS, _HEADS, _TOKENS = 8_000, 128, 2, 4, 64
@@ -324,6 +377,7 @@ WORKLOADS = {
     "mlp": Workload(16, _mlp, _mlp_batch),
     "emb": Workload(64, _emb, _emb_batch),
     "cnn": Workload(32, _cnn, _cnn_batch),
+    "resnet": Workload(32, _resnet, _resnet_batch),
     "tlm": Workload(8, _tlm, _tlm_batch),
     "dlrm": Workload(64, _dlrm, _dlrm_batch),
     "wide": Workload(64, _wide, _wide_batch),

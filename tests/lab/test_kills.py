@@ -19,7 +19,7 @@ import pytest
 
 from tests.lab.conftest import HOSTS, THREE_HOSTS, Lab
 from tests.support import ending
-from tests.support.processes import AUTODIST, ROOT, Command, kill
+from tests.support.processes import AUTODIST, NOTES_ITS_PROCESS, ROOT, Command, kill
 
 pytestmark = [pytest.mark.alone, pytest.mark.turns(1)]
 
@@ -30,12 +30,9 @@ START_SECONDS = 8.0
 NUMBER = int(os.environ.get("KILLS", "2"))
 SEED = int(os.environ.get("KILLS_SEED", os.environ.get("CORPUS_TURN", "0")))
 
-SCRIPT = """
-import os, sys
-from pathlib import Path
-rank = os.environ.get("AUTODIST_RANK", "0")
-Path(f"new-{rank}").write_text(str(os.getpid()))
-os.rename(f"new-{rank}", f"pid-{rank}")
+SCRIPT = (
+    NOTES_ITS_PROCESS
+    + """
 from autodist_py import AutoDist
 autodist = AutoDist()
 import numpy as np, tensorflow as tf
@@ -58,6 +55,7 @@ while True:
     if number == 20:
         Path(f"trains-{rank}").touch()
 """
+)
 
 BUILDERS = (
     "AllReduce()",
@@ -123,12 +121,13 @@ def start(fault: Fault, lab: Lab, folder: Path) -> Command:
     return Command(command, folder, own | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"})
 
 
-def wait(fault: Fault, folder: Path) -> None:
+def wait(fault: Fault, command: Command, folder: Path) -> None:
     """Returns when the fault is due: the victim has a process by then."""
     begin = time.monotonic()
     awaited = [folder / f"trains-{rank}" for rank in range(HOSTS)] if fault.seconds >= 0 else []
     while not all(file.exists() for file in (*awaited, folder / f"pid-{fault.victim}")):
-        assert time.monotonic() - begin < 90
+        waits = time.monotonic() - begin < 90 and command.process.poll() is None
+        assert waits, f"{fault}: {', '.join(path.name for path in folder.iterdir())}\n{command.text}"
         time.sleep(0.01)
     if fault.seconds >= 0:
         time.sleep(fault.seconds)
@@ -175,7 +174,7 @@ def test_a_kill_or_a_cut_ends_all_soon_with_its_one_cause(
 ) -> None:
     fault = FAULTS[seed]
     started.append(command := start(fault, lab, tmp_path))
-    wait(fault, tmp_path)
+    wait(fault, command, tmp_path)
     begin = time.monotonic()
     strike(fault, lab, tmp_path)
     try:

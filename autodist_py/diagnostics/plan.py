@@ -100,10 +100,12 @@ class PlannedSchedule:
     Attributes:
         text: its events, in order, or why there are none; "": not known.
         factors: for each variable whose gradient is gathered by its factors, their bytes on a replica.
+        of_all_examples: what ops read of all examples, and which ones; "": nothing.
     """
 
     text: str = ""
     factors: Mapping[str, float] = field(default_factory=dict)
+    of_all_examples: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +218,7 @@ class Plan:
                 "Where an update adds rows up by itself, as SGD's does, the gradient of each row is sent once; by "
                 "AllReduce that of a table of which a batch uses nearly all may be a dense one, if that is less."
             )
-        parts += [self.schedule.text] if self.schedule.text else []
+        parts += [text for text in (self.schedule.text, self.schedule.of_all_examples) if text]
         parts += [f"instead: {one}" for one in self.strategy.replaced]
         parts += [f"all_reduce_spec AUTO: {self._engine}"] if links and has_automatic(self.strategy) else []
         parts += [self.strategy.given_up, *(f"warning: {one}" for one in inexact(self.item))]

@@ -1,11 +1,17 @@
-"""The schedule of a step that is planned, as text: what workers would tell one another, in order."""
+"""The schedule of a step that is planned, as text: what workers would tell one another, in order, and for which ops."""
 
+import math
 from collections import defaultdict
 from dataclasses import replace
+
+import tensorflow as tf
+from rich.filesize import decimal
 
 from autodist_py.diagnostics.plan import PlannedSchedule
 from autodist_py.kernel.collectives.engines import automatic_engine, slowest_bandwidth, with_engine
 from autodist_py.kernel.events import GatherFactors
+from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.ir.names import op_of, parse
 from autodist_py.kernel.pipeline import planned
 from autodist_py.kernel.printer import format_schedule
 from autodist_py.kernel.program import Options
@@ -14,6 +20,7 @@ from autodist_py.proto.errors import AutoDistError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy
+from autodist_py.proto.text import table
 
 
 def planned_schedule(
@@ -33,4 +40,24 @@ def planned_schedule(
         for name, nbytes in event.replica_bytes.items():
             factors[name] += nbytes
     text = f"Schedule: the communication of a step, in order\n{format_schedule(schedule)}"
-    return PlannedSchedule(text, factors)
+    return PlannedSchedule(text, factors, _of_all_examples(item))
+
+
+def _of_all_examples(item: GraphItem) -> str:
+    """The values that ops of the step read of all examples, how, how large they are, and which ops; "": there are none.
+
+    What is read so is combined within the step: see the schedule's statistics.
+    """
+    view = GraphView(tf.compat.v1.GraphDef.FromString(item.graph_def))
+    rows = []
+    for statistic in item.statistics:
+        if statistic.reduction not in ("mean", "rows", "sum") or statistic.shape is None:
+            continue
+        marker = op_of(statistic.tensor)
+        names = sorted(view.dataflow_consumers([marker]), key=lambda name: (name.startswith("gradient_tape/"), name))
+        readers = [f"{view.nodes[name].op} '{name}'" for name in names]
+        nbytes = math.prod(size for size in statistic.shape if size is not None) * tf.as_dtype(statistic.dtype).size
+        size = f"{decimal(nbytes)} a row" if statistic.reduction == "rows" else decimal(nbytes)
+        more = f" and {len(readers) - 1} more" if len(readers) > 1 else ""
+        rows.append((str(parse(view.nodes[marker].input[0])), statistic.reduction, size, f"{readers[0]}{more}"))
+    return table(("of all examples", "combined as", "bytes", "for"), rows) if rows else ""

@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
+from autodist_py import AutoDist
 from autodist_py.config.resource_spec import local_resource_spec
 from autodist_py.diagnostics.planned_schedule import planned_schedule
 from autodist_py.kernel.pipeline import compile
@@ -53,3 +56,26 @@ def test_one_replica_has_no_communication() -> None:
     strategy = build_strategy(AllReduce(), item, resources)
     text = planned_schedule(item, strategy, resources, None, Options()).text
     assert text == "a step has no communication: there is one replica"
+
+
+def test_what_ops_read_of_all_examples_is_listed() -> None:
+    """The mean of a column of 4 bytes, and rows of 8 bytes, which are paired."""
+    weight = tf.Variable([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], name="weight")
+
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            z = x @ weight - tf.reduce_mean(x[:, :1], 0, name="centre")
+            loss = tf.reduce_sum(tf.linalg.matmul(z, z, transpose_b=True, name="pairs"))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+
+    resources = local_resource_spec(2)
+    with AutoDist() as autodist:
+        item = autodist.function(step).captured(np.ones([6, 3], np.float32)).item
+    planned = planned_schedule(item, build_strategy(AllReduce(), item, resources), resources, None, Options())
+    header, *rows = planned.of_all_examples.splitlines()
+    assert header.split("  ")[0] == "of all examples"
+    assert any(line.startswith("centre ") and "  mean  " in line and "  4 bytes  " in line for line in rows), rows
+    assert any("  rows  " in line and "  8 bytes a row  " in line and "MatMul 'pairs'" in line for line in rows), rows
+    plain = kernel_programs.linear_regression()
+    strategy = build_strategy(AllReduce(), plain, resources)
+    assert not planned_schedule(plain, strategy, resources, None, Options()).of_all_examples

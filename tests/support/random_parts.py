@@ -32,6 +32,42 @@ def _binary(function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Callable[.
     return lambda a, b, choice: function(a, b)
 
 
+def _turned(a: tf.Tensor, b: tf.Tensor, choice: int) -> tf.Tensor:
+    """Of what goes round, each turn makes something with `b`; a sum goes round beside."""
+
+    def turn(i: tf.Tensor, v: tf.Tensor, s: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return i + 1, tf.ensure_shape(tf.tanh(v * b), a.shape), s + tf.reduce_sum(v, axis=_axis(choice, a.shape.rank))
+
+    zero = tf.zeros_like(tf.reduce_sum(a, axis=_axis(choice, a.shape.rank)))
+    return tf.while_loop(lambda i, v, s: i < 2, turn, [0, a, zero])[1 + choice % 2]
+
+
+def _listed(a: tf.Tensor, b: tf.Tensor, choice: int) -> tf.Tensor:
+    """Two values one after the other, as a list, that a loop fills."""
+    turn = lambda i, v, rows: (i + 1, tf.sin(v), rows.write(i, v))  # noqa: E731
+    rows = tf.TensorArray(a.dtype, 2, element_shape=a.shape)
+    return tf.while_loop(lambda i, v, rows: i < 2, turn, [0, a, rows])[2].stack()
+
+
+def _scanned(a: tf.Tensor, b: tf.Tensor, choice: int) -> tf.Tensor:
+    """Over the first axis, or the last one."""
+    if not a.shape.rank:
+        raise ValueError("a number has no axis to scan")
+    over = tf.transpose(a) if choice % 2 else a
+    return tf.scan(lambda state, element: tf.tanh(state + element), over)
+
+
+def _chosen(a: tf.Tensor, b: tf.Tensor, choice: int) -> tf.Tensor:
+    """Of two ways, by what all replicas have, or by a mean over examples."""
+    way = tf.reduce_mean(b) > 0.1 if choice % 2 else tf.size(tf.shape(b)) > choice % 3
+    return tf.cond(way, lambda: tf.tanh(a) - tf.reduce_sum(b), lambda: a * 0.5)
+
+
+@tf.function(autograph=False)
+def _called(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    return tf.tanh(a) + b * 0.5
+
+
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "tanh": _unary(tf.tanh),
     "square": _unary(tf.square),
@@ -82,6 +118,12 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "one_hot": _unary(lambda a: tf.one_hot(tf.cast(tf.abs(a), tf.int32), 3, dtype=tf.float64)),
     "moments": lambda a, b, choice: tf.nn.moments(a, axes=[0])[choice % 2],
     "loop": _unary(lambda a: tf.while_loop(lambda i, v: i < 2, lambda i, v: (i + 1, tf.tanh(v) + 0.5), [0, a])[1]),
+    "turned": _turned,
+    "listed": _listed,
+    "scanned": _scanned,
+    "chosen": _chosen,
+    "called": lambda a, b, choice: _called(a, b),
+    "normalized": _unary(lambda a: (a - tf.reduce_mean(a, 0)) / tf.sqrt(tf.math.reduce_variance(a, 0) + 0.1)),
     "branch": _binary(lambda a, b: tf.cond(tf.reduce_sum(a) > 0.0, lambda: a * 2.0, lambda: a - 1.0)),
 }
 

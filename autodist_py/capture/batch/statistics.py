@@ -25,7 +25,7 @@ from autodist_py.capture.batch.row_counts import rows_that_do_not_fit
 from autodist_py.capture.batch.shares import Shares
 from autodist_py.capture.batch.sparse_rows import Rows
 from autodist_py.capture.batch.whole_batch.item import of_whole_batch
-from autodist_py.capture.batch.whole_batch.solver import NotFollowedError
+from autodist_py.capture.batch.whole_batch.values import NotFollowedError
 from autodist_py.capture.inexact import inexact
 from autodist_py.capture.recording.gradients import Origin
 from autodist_py.capture.recording.layers import LayerCall

@@ -3,6 +3,8 @@
 Beside the layouts, which say of a value what it is for the whole batch where that is known, these rules say of a value
 that it is *not* what one device has: each claims a mixture only where every value of the tensors would show it, but for
 chance. An op without a rule, or one that reads what is not known, is not known: nothing is claimed of it.
+`following` takes them for more: that what they say is so for any size of the batch. What must hold besides, of sizes
+that meet, is in `alignment`.
 It is long, as it is one table of rules.
 """
 
@@ -321,7 +323,7 @@ def _einsum(operands: Operands, reads: tuple[Along, ...]) -> Found:
         return None
     letters = [{term[axis] for axis in read.axes} for term, read in zip(inputs, reads, strict=True)]
     union = set[str]().union(*letters)
-    if len(union & set(result)) > max(map(len, letters)):
+    if len(union) > max(map(len, letters)):
         return PAIRS
     axes = frozenset(result.index(letter) for letter in union & set(result))
     differing = [read for read in reads if not read.is_same]

@@ -46,8 +46,8 @@ def _of_shape_pieces(operands: Operands) -> BatchLayout:
     """Sizes put together from a shape, and from what takes the place of some of them: as a sum's gradient does."""
     half = len(operands.layouts) // 2
     places = [own for index in range(half) if (own := operands.integers(index)) is not None]
-    if len(places) < half or any(rank != 1 for rank in operands.ranks[half:]):
-        return MIXED
+    if len(places) < half or operands.ranks[:half] != operands.ranks[half:] or not set(operands.ranks) <= {0, 1}:
+        return MIXED  # A place that is one number has one size.
     first: BatchLayout = MIXED
     for own, layout in zip(places, operands.layouts[half:], strict=True):
         if layout is SHAPE and own[:1] == [0] and 0 not in own[1:]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from autodist_py.kernel.analysis.batch_layout.alignment import is_aligned
 from autodist_py.kernel.analysis.batch_layout.along import EVERYWHERE, NUMBER, ROW_BY_ROW, Along, along, of_layout
 from autodist_py.kernel.analysis.batch_layout.layouts import (
     COUNT,
@@ -14,7 +15,9 @@ from autodist_py.kernel.analysis.batch_layout.layouts import (
     PARTIAL_SUM,
     PARTIAL_SUM_PLUS,
     REPLICATED,
+    SHAPE,
     SHARDED,
+    TAKES_SHAPE,
     BatchLayout,
     Operands,
 )
@@ -61,7 +64,10 @@ def followed(operands: Operands, reads: Sequence[Known], symbol: tf.Tensor) -> K
         return Known(_layout(part, symbol), part)
     if operands.node.op in SIZED and (sized := along_sizes(operands, own)) is not None:
         return Known(_layout(sized, symbol), sized)
-    found = along(operands, own)
+    takes = TAKES_SHAPE.get(operands.node.op)
+    if any(layout is SHAPE and index != takes for index, layout in enumerate(operands.layouts)):
+        return UNKNOWN  # Its sizes are numbers to compute with, of which one is the replica's own.
+    found = along(operands, own) if is_aligned(operands, own) else None
     if not isinstance(found, Along):
         return UNKNOWN
     if any(read is None or read.pools for read in own) and operands.node.op not in _REDUCES:

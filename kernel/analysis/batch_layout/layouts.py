@@ -97,6 +97,8 @@ class Operands:
     constants: tuple[np.ndarray | None, ...]
     blocks: tuple[int | None, ...] = ()
     """How many rows of each input, or of what it has the shape of, or places in, each example has; None: not known."""
+    shapes: tuple[tf.TensorShape, ...] = ()
+    """The static shape of each input."""
 
     @classmethod
     def of(
@@ -118,6 +120,7 @@ class Operands:
             row=tuple(row.as_list()) if row.rank is not None else None,
             constants=tuple(constants),
             blocks=tuple(blocks),
+            shapes=tuple(shapes),
         )
 
     @property

@@ -47,6 +47,7 @@ _VALUES: Mapping[str, _Values] = {
     "DynamicStitch": _second_half,
     "MatrixDiagV3": _at(0, 4),
     "Pack": _all,
+    "StridedSliceGrad": _at(4),
     **dict.fromkeys(("Select", "SelectV2"), _at(1, 2)),
 }
 # fmt: on

@@ -1,7 +1,6 @@
 """What mixes the examples of a batch is computed of the whole batch: as on one device, also of one row a replica."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from autodist_py.kernel.ir.graph import DRAWN_ALIKE
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.testing import assert_equivalent
+from tests.support.precision import in_float64
 
 SIZES = (6, 5, 1, 2, 7)
 REPLICAS = 3
@@ -164,21 +164,6 @@ def attention(layers: Any, library: Any) -> Any:
     x = layers.Dense(4)(layers.Reshape((36, 3))(inputs))
     x = layers.BatchNormalization()(layers.MultiHeadAttention(2, 4)(x, x))
     return library.Model(inputs, layers.Dense(3)(layers.Flatten()(x)))
-
-
-@contextmanager
-def in_float64(library: Any) -> Iterator[None]:
-    """Within this context layers and losses are of float64, whatever tests before have left."""
-    policies, floats = library.mixed_precision, library.backend.floatx()
-    before = (policies.dtype_policy if library is keras else policies.global_policy)()
-    library.backend.set_floatx("float64")
-    change = policies.set_dtype_policy if library is keras else policies.set_global_policy
-    change("float64")
-    try:
-        yield
-    finally:
-        change(before)
-        library.backend.set_floatx(floats)
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=lambda library: library.__name__)

@@ -53,6 +53,12 @@ OPS: dict[str, tuple[Make, Sequence[tuple[int, ...]]]] = {
     "SplitV": (lambda a: tf.split(a, [1, 3])[1], [MATRIX]),
     "Squeeze": (lambda a: tf.squeeze(a), [(1, *MATRIX)]),
     "StridedSlice": (lambda a: a[::2, -1], [MATRIX]),
+    "StridedSliceGrad": (
+        lambda a: tf.raw_ops.StridedSliceGrad(
+            shape=[5, 4], begin=[0, 0], end=[4, 4], strides=[1, 1], dy=a, shrink_axis_mask=0
+        ),
+        [MATRIX],
+    ),
     "TensorScatterAdd": (lambda a, b: tf.tensor_scatter_nd_add(a, [[1], [1]], b), [MATRIX, (2, 4)]),
     "TensorScatterSub": (lambda a, b: tf.tensor_scatter_nd_sub(a, [[1], [1]], b), [MATRIX, (2, 4)]),
     "TensorScatterUpdate": (lambda a, b: tf.tensor_scatter_nd_update(a, [[1], [2]], b), [MATRIX, (2, 4)]),

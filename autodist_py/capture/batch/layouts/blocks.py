@@ -48,14 +48,23 @@ class Blocks:
     def __init__(self, tensor_of: Callable[[str], tf.Tensor], sources: Sources, table: Layouts, constants: Constants):
         self._tensor_of, self._sources, self._table, self._constants = tensor_of, sources, table, constants
         self._found: dict[str, int | None] = {}
+        self._given: dict[str, int | None] = {}
 
     def of(self, op: str) -> int | None:
         """How many rows each example has in what `op` returns, or in what that is the shape of; None: not known."""
         return self._found.get(op)
 
+    def give(self, op: str, block: int | None) -> None:
+        """Take it for what is told, whatever `op` reads."""
+        self._given[op] = block
+
+    def forget_given(self) -> None:
+        """Find them again by what ops read."""
+        self._given.clear()
+
     def note(self, node: tf.compat.v1.NodeDef) -> None:
         """Find them for `node`, whose layouts are known."""
-        self._found[node.name] = self._block(node)
+        self._found[node.name] = self._given[node.name] if node.name in self._given else self._block(node)
 
     def _block(self, node: tf.compat.v1.NodeDef) -> int | None:
         """How many rows each example has in what `node` computes, or in what that is the shape of; None: not known."""

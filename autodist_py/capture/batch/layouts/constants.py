@@ -12,6 +12,7 @@ _ARITHMETIC: Mapping[str, Callable[..., np.ndarray]] = {
     "Add": np.add,
     "AddV2": np.add,
     "FloorMod": np.mod,
+    "InvertPermutation": np.argsort,
     "Mul": np.multiply,
     "Neg": np.negative,
     "Range": np.arange,
@@ -46,6 +47,12 @@ class Constants:
             return None if given is None or sizes is None else given.reshape(sizes)
         if node.op == "GatherV2":
             return self._gathered(node)
+        if node.op == "Shape" and self._tensor_of(node.input[0]).shape.rank == 0:
+            return np.zeros([0], np.int32)
+        if node.op == "Fill":
+            sizes, number = self.value(node.input[0]), self.value(node.input[1])
+            is_number = sizes is not None and number is not None and not sizes.size
+            return number if is_number else None
         if node.op == "Prod":
             return self._product(node)
         if node.op == "Rank":

@@ -37,10 +37,11 @@ from autodist_py.kernel.analysis.batch_layout.lists import MAKES, UNSET
 from autodist_py.kernel.analysis.batch_layout.rules import layout_of
 from autodist_py.kernel.ir.dataflow import random_ops
 from autodist_py.kernel.ir.graph import READS_VARIABLE, RUNS_BRANCH, SEEDED_RANDOM, GraphView
+from autodist_py.kernel.ir.names import parse
 
-_LOOPS = frozenset({"StatelessWhile", "While"})
+LOOPS = frozenset({"StatelessWhile", "While"})
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-RUNS = _LOOPS | RUNS_BRANCH | _CALLS
+RUNS = LOOPS | RUNS_BRANCH | _CALLS
 """Op types that run library functions, which are followed into."""
 
 _FOLLOWED = frozenset(
@@ -58,20 +59,31 @@ _FOLLOWED = frozenset(
 _APART = frozenset({BatchLayout.REPLICATED, BatchLayout.SHARDED, BatchLayout.SHAPE})
 """Layouts of inputs that, where the result has rows, say nothing of other replicas' examples."""
 _PASSES = frozenset({"Identity", "StopGradient"})
-_REORDERS = frozenset({"RandomShuffle", "Roll"})
+REORDERS = frozenset({"RandomShuffle", "Roll"})
+"""Op types that put examples into an order that has their name, and another one in each turn of a loop."""
 _READS = READS_VARIABLE | {"Identity", "LookupTableFindV2"}
 """Op types that are given a resource, and change nothing."""
 
 
 @dataclass
-class _Function:
-    """A library function, as it is followed."""
+class Function:
+    """A library function, as it is followed.
+
+    Attributes:
+        graph: what it computes, with its `inputs` and `outputs`.
+    """
 
     graph: tf.Graph
 
     @cached_property
     def view(self) -> GraphView:
+        """Its graph, indexed."""
         return GraphView(self.graph.as_graph_def())
+
+    def tensor(self, name: str) -> tf.Tensor:
+        """A tensor of it by its name, as a NodeDef spells it."""
+        tensor = parse(name)
+        return self.graph.get_tensor_by_name(f"{tensor.op}:{tensor.output}")
 
     @cached_property
     def ops(self) -> list[tf.Operation]:
@@ -79,11 +91,20 @@ class _Function:
         return [self.graph.get_operation_by_name(name) for name in self.view.dataflow_order(self.view.nodes)]
 
     @cached_property
+    def live(self) -> set[str]:
+        """The names of the ops that its results come of, or that do something beside."""
+        ends = {symbol.op.name for symbol in self.graph.outputs}
+        ends |= {op.name for op in self.graph.get_operations() if op.op_def.is_stateful or not op.outputs}
+        return self.view.dataflow_ancestors(ends)
+
+    @cached_property
     def constants(self) -> Constants:
-        return Constants(self.view, self.graph.get_tensor_by_name)
+        """The values in it that are known."""
+        return Constants(self.view, self.tensor)
 
     @cached_property
     def random(self) -> set[str]:
+        """The names of its ops that draw."""
         return random_ops(self.view)
 
     @cached_property
@@ -100,14 +121,14 @@ class Functions:
     Each function is indexed once, however often it is followed.
     """
 
-    _indexed: dict[int, _Function] = field(default_factory=dict, init=False)
+    _indexed: dict[int, Function] = field(default_factory=dict, init=False)
 
     def results(self, op: tf.Operation, arguments: Sequence[Argument]) -> list[Known]:
         """What is known of what `op` returns, given what is known of what it reads."""
-        if op.type in _LOOPS:
+        if op.type in LOOPS:
             return self._turned(op, arguments)
         reads = [argument.known for argument in arguments]
-        names = list(_called(op))
+        names = list(called(op))
         if op.type in RUNS_BRANCH and reads[0].layout is not BatchLayout.REPLICATED:
             return [UNKNOWN] * len(op.outputs)
         passed = reads[1:] if op.type in RUNS_BRANCH else reads
@@ -122,14 +143,14 @@ class Functions:
             before = taken
             found = self._computed(op, body, taken)
             turned = zip(taken, found, arguments, strict=True)
-            taken = [_after_turn(one, other, argument.is_zero) for one, other, argument in turned]
+            taken = [after_turn(one, other, argument.is_zero) for one, other, argument in turned]
         ends, *_ = self._computed(op, condition, taken)  # A function whose graph is gone returns nothing known.
         return taken if ends.layout is BatchLayout.REPLICATED else self._mapped(op, body, condition, arguments)
 
     def _mapped(self, op: tf.Operation, body: str, condition: str, arguments: Sequence[Argument]) -> list[Known]:
         """What a loop over the examples has made of each."""
-        turn, ends = (self._function(op, name) for name in (body, condition))
-        if turn is None or ends is None or self._changes(turn):
+        turn, ends = (self.function(op, name) for name in (body, condition))
+        if turn is None or ends is None or self.changes(turn):
             return [UNKNOWN] * len(arguments)
         parts = Body(turn.graph, ends.graph, turn.ops, turn.random, self._draws_anew, self._is_pure)
         return mapped(parts, arguments)
@@ -138,10 +159,10 @@ class Functions:
         """Whether the op draws other numbers each time that it runs, and changes nothing else."""
         if op.type not in RUNS:
             return op.type in SEEDED_RANDOM
-        functions = [self._function(op, name) for name in _called(op)]
+        functions = [self.function(op, name) for name in called(op)]
         return all(
             one is not None
-            and not self._changes(one)
+            and not self.changes(one)
             and all(self._draws_anew(inner) for inner in one.ops if inner.name in one.random)
             for one in functions
         )
@@ -150,26 +171,26 @@ class Functions:
         """Whether the op computes the same of the same, and changes nothing."""
         if op.type not in RUNS:
             return not op.op_def.is_stateful
-        functions = [self._function(op, name) for name in _called(op)]
-        return all(one is not None and not one.random and not self._changes(one) for one in functions)
+        functions = [self.function(op, name) for name in called(op)]
+        return all(one is not None and not one.random and not self.changes(one) for one in functions)
 
-    def _changes(self, function: _Function) -> bool:
-        """Whether the function may write a variable, or another resource."""
+    def changes(self, function: Function) -> bool:
+        """Whether `function` may write a variable, or another resource."""
         for op in function.on_resources:
-            called = [self._function(op, name) for name in _called(op)] if op.type in RUNS else []
-            if not called or any(one is None or self._changes(one) for one in called):
+            functions = [self.function(op, name) for name in called(op)] if op.type in RUNS else []
+            if not functions or any(one is None or self.changes(one) for one in functions):
                 return True
         return False
 
-    def _function(self, op: tf.Operation, name: str) -> _Function | None:
+    def function(self, op: tf.Operation, name: str) -> Function | None:
         """The library function `name`, which `op` runs; None: its graph is not known."""
         graph = tf_adapter.function_graph(op, name)
-        return None if graph is None else self._indexed.setdefault(id(graph), _Function(graph))
+        return None if graph is None else self._indexed.setdefault(id(graph), Function(graph))
 
     def _computed(self, op: tf.Operation, name: str, arguments: Sequence[Known]) -> list[Known]:
         """What the library function `name`, which `op` runs, returns for these arguments."""
-        function = self._function(op, name)
-        if function is None or self._changes(function):
+        function = self.function(op, name)
+        if function is None or self.changes(function):
             return [UNKNOWN] * (len(op.outputs) if function is None else len(function.graph.outputs))
         graph = function.graph
         arguments = [known if known.layout in _FOLLOWED or known.along else UNKNOWN for known in arguments]
@@ -180,7 +201,7 @@ class Functions:
                 found |= {symbol.name: one for symbol, one in zip(inner.outputs, results, strict=True)}
         return [found[symbol.name] for symbol in graph.outputs]
 
-    def _visit(self, function: _Function, op: tf.Operation, found: Mapping[str, Known]) -> list[Known]:
+    def _visit(self, function: Function, op: tf.Operation, found: Mapping[str, Known]) -> list[Known]:
         """What is known of the results of an op of a library function."""
         reads = [found[symbol.name] for symbol in op.inputs]
         if op.type in _PASSES:
@@ -204,7 +225,7 @@ class Functions:
         if layout is not BatchLayout.MIXED:
             layouts = layout if isinstance(layout, tuple) else [layout] * len(op.outputs)
             return [_told(one, symbol, operands) for one, symbol in zip(layouts, op.outputs, strict=True)]
-        if op.type in _REORDERS:
+        if op.type in REORDERS:
             return [UNKNOWN] * len(op.outputs)  # Another turn's order is another one, under the same name.
         shape = op.inputs[0].op
         if op.type in OF_SHAPE and shape.type == "Shape":
@@ -212,14 +233,14 @@ class Functions:
         return [followed(operands, reads, op.outputs[0])] * len(op.outputs)
 
 
-def _called(op: tf.Operation) -> Iterator[str]:
+def called(op: tf.Operation) -> Iterator[str]:
     """The functions of which `op` runs one."""
     if op.type in _CALLS:
         yield op.get_attr("f").name
     elif "branches" in op.node_def.attr:
         yield from (one.name for one in op.get_attr("branches"))
     else:
-        keys = ("body", "cond") if op.type in _LOOPS else ("then_branch", "else_branch")
+        keys = ("body", "cond") if op.type in LOOPS else ("then_branch", "else_branch")
         yield from (op.get_attr(key).name for key in keys)
 
 
@@ -245,7 +266,7 @@ def _one_of(ways: Sequence[Known]) -> Known:
     return first if all(one == first for one in rest) else UNKNOWN
 
 
-def _after_turn(taken: Known, found: Known, is_zero: bool) -> Known:
+def after_turn(taken: Known, found: Known, is_zero: bool) -> Known:
     """What is taken next for what goes round a loop, and is `found` after a turn that begins with `taken`."""
     if taken == found:
         return taken

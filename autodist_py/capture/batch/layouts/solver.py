@@ -270,8 +270,8 @@ class _Solver:
         pairs_rows = node.op in _PRODUCTS and operands.layouts[0] is BatchLayout.SHARDED
         if mixes or pairs_rows or node.name in self._regions.losses:
             self._table.local.append(node.name)
-        has_rows = (mixes or pairs_rows) and self._tensor_of(f"{node.name}:0").shape[1:].is_fully_defined()
-        if not has_rows:
+        shape = self._tensor_of(f"{node.name}:0").shape if mixes or pairs_rows else tf.TensorShape(None)
+        if not shape.rank or not shape[1:].is_fully_defined():
             return BatchLayout.MIXED
         return BatchLayout.SELECTED if BatchLayout.SELECTED in operands.layouts else BatchLayout.SHARDED
 

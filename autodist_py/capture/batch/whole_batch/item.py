@@ -8,7 +8,8 @@ import tensorflow as tf
 from autodist_py.capture.batch.insertion import Insertion
 from autodist_py.capture.batch.layouts.regions import Sources
 from autodist_py.capture.batch.layouts.shown import known_values
-from autodist_py.capture.batch.whole_batch.solver import REDUCTIONS, NotFollowedError, WholeBatch
+from autodist_py.capture.batch.whole_batch.solver import WholeBatch
+from autodist_py.capture.batch.whole_batch.values import REDUCTIONS, NotFollowedError
 from autodist_py.kernel.analysis.batch_layout.layouts import COUNT, PARTIAL_MEAN, PARTIAL_SUM, REPLICATED, SHARDED
 from autodist_py.kernel.ir.graph import SHOWS, GraphView
 from autodist_py.kernel.ir.names import op_of, parse
@@ -49,10 +50,11 @@ def of_whole_batch(
         for gradient in item.gradients
         for tensor, shape in zip(gradient.tensors, _shapes(gradient, item), strict=True)
     }
-    found = WholeBatch(graph, Sources.of(item, graph, markers, batch), tensor_of, writers, shapes)
+    results = [*shapes, *(output.tensor for output in item.outputs)]
+    found = WholeBatch(graph, Sources.of(item, graph, markers, batch), tensor_of, writers, shapes, results)
     found.solve()
     gradients = tuple(_combined(gradient, graph, found, tensor_of) for gradient in item.gradients)
-    for op, index in _told_same(graph, found, markers):
+    for op, index in _told_same(graph, found, markers, tensor_of):
         insertion.combine(op, index, "same")
     for (op, index), reduction in sorted(found.edges.items()):
         insertion.combine(op, index, reduction, found.shapes.of(graph.nodes[op].input[index]))
@@ -76,23 +78,26 @@ def of_whole_batch(
     )
 
 
-def _told_same(graph: GraphView, found: WholeBatch, markers: Collection[str]) -> Iterator[tuple[str, int]]:
+def _told_same(
+    graph: GraphView, found: WholeBatch, markers: Collection[str], tensor_of: Callable[[str], tf.Tensor]
+) -> Iterator[tuple[str, int]]:
     """What ops read that is the same on all replicas though it comes of what is not, as the length of a row does.
 
     So does what the markers of gradients pass on, at which these are combined: it is not told.
     """
 
-    def is_same(op: str) -> bool:
-        return set(found.found[op]) == {REPLICATED}
-
     def reads_differing(op: str) -> bool:
         reads = enumerate(reads_of(graph.nodes[op]))
         return any(found.layout(read) is not REPLICATED and (op, index) not in found.edges for index, read in reads)
 
-    same = {op for op in found.found.keys() - markers if is_same(op) and reads_differing(op)}
-    for op in sorted(filter(is_same, graph.dataflow_consumers(same))):
+    same = {op for op in found.found.keys() - markers if REPLICATED in found.found[op] and reads_differing(op)}
+    for op in sorted(graph.dataflow_consumers(same)):
+        if set(found.found[op]) != {REPLICATED}:
+            continue
         for index, read in enumerate(reads_of(graph.nodes[op])):
-            if op_of(read) in same and str(parse(read)) not in found.values:
+            is_same = op_of(read) in same and found.layout(read) is REPLICATED
+            is_same = is_same and tensor_of(read).dtype not in (tf.resource, tf.variant)
+            if is_same and str(parse(read)) not in found.values:
                 yield op, index
 
 

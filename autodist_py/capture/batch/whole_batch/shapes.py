@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from autodist_py.capture.batch.layouts.constants import Constants
 from autodist_py.capture.batch.whole_batch.known_shapes import BATCH, KnownShapes
-from autodist_py.kernel.analysis.batch_layout.layouts import REPLICATED, SHAPE, BatchLayout
+from autodist_py.kernel.analysis.batch_layout.layouts import MIXED, REPLICATED, SHAPE, BatchLayout
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import parse
 from autodist_py.kernel.ir.node import reads_of
@@ -26,6 +26,9 @@ class Layouts(Protocol):
     def is_whole(self, tensor: str) -> bool:
         """Whether a size in `tensor` may depend on the batch, and be that of the whole one."""
 
+    def axis(self, tensor: str) -> int | None:
+        """The axis of `tensor` along which there is one entry for each of a replica's rows; None: it is not known."""
+
 
 class Shapes:
     """Results that follow from shapes whose first size is the number of a replica's rows.
@@ -38,11 +41,13 @@ class Shapes:
 
     Attributes:
         values: what ops of FROM_SHAPES return, whatever the number of rows, by tensor.
+        given: sizes in shapes that the graph does not say, `BATCH` for that of the rows.
     """
 
     def __init__(self, graph: GraphView, shapes: KnownShapes, layouts: Layouts, constants: Constants):
         self._graph, self._shapes, self._layouts, self._constants = graph, shapes, layouts, constants
         self.values: dict[str, np.ndarray] = {}
+        self.given: dict[str, tuple[int, ...]] = {}
 
     def note(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> bool:
         """Note what `node`, of FROM_SHAPES, returns, and whether it is known."""
@@ -67,27 +72,44 @@ class Shapes:
         return [np.array([offset if at == place else 0 for at in range(len(known[0]))]) for offset in offsets]
 
     def sizes(self, tensor: str) -> list[int] | None:
-        """The sizes in the shape `tensor`, `BATCH` for that of the rows; None: they are not all known."""
-        if self._layouts.layout(tensor) not in (REPLICATED, SHAPE) or self._layouts.is_whole(tensor):
+        """The sizes in the shape `tensor`, or the one that it is, `BATCH` for that of the rows; None: not all known."""
+        if self._layouts.layout(tensor) not in (REPLICATED, SHAPE, MIXED) or self._layouts.is_whole(tensor):
             return None
         name = parse(tensor)
+        if str(name) in self.given:
+            return list(self.given[str(name)])
         value = self.values.get(str(name), self._constants.value(tensor))
         if value is not None:
-            return [int(size) for size in value] if value.ndim == 1 else None
+            return [int(size) for size in value.flat] if value.ndim <= 1 and not (value < 0).any() else None
         node = self._graph.nodes[name.op]
         if node.op == "StridedSlice":
             return self._sliced(node)
         if node.op == "DynamicStitch":
             return self._stitched(node)
+        if node.op == "GatherV2":
+            return self._gathered(node)
+        if node.op == "Slice":
+            return self._cut(node)
         if node.op not in ("Shape", "ShapeN"):
             return None
         shape = self._shapes.of(node.input[name.output])
         if shape.rank is None:
             return None
-        sizes = shape.as_list()
-        if self._layouts.layout(tensor) is SHAPE and sizes and sizes[0] is None:
-            sizes[0] = BATCH
+        sizes, axis = shape.as_list(), self._layouts.axis(node.input[name.output])
+        if axis is not None and sizes[axis] is None:
+            sizes[axis] = BATCH
         return None if None in sizes else sizes
+
+    def _cut(self, node: tf.compat.v1.NodeDef) -> list[int] | None:
+        whole, begin, size = self.sizes(node.input[0]), *map(self._constants.value, node.input[1:3])
+        if whole is None or begin is None or size is None:
+            return None
+        first, count = int(begin[0]), int(size[0])
+        return whole[first : None if count < 0 else first + count]
+
+    def _gathered(self, node: tf.compat.v1.NodeDef) -> list[int] | None:
+        whole, places = self.sizes(node.input[0]), self._constants.value(node.input[1])
+        return None if whole is None or places is None else [whole[place] for place in places.flat]
 
     def _sliced(self, node: tf.compat.v1.NodeDef) -> list[int] | None:
         whole, masks = self.sizes(node.input[0]), node.attr

@@ -15,19 +15,18 @@ Before → after, of scores of all pairs, where `z` has rows:
     dw = MatMul(x, dz, transpose_a=True)        → MatMul(x, own rows of dz): a part of a sum
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-import numpy as np
 import tensorflow as tf
 
-from autodist_py.capture.batch.layouts.blocks import Blocks
-from autodist_py.capture.batch.layouts.constants import Constants
+from autodist_py.capture.batch.layouts.loops import RUNS, Function
 from autodist_py.capture.batch.layouts.regions import Sources
 from autodist_py.capture.batch.whole_batch.drawn import why_not_alike
-from autodist_py.capture.batch.whole_batch.known_shapes import KnownShapes
-from autodist_py.capture.batch.whole_batch.shapes import FROM_SHAPES, Shapes
-from autodist_py.capture.recording.user_code import line_of
+from autodist_py.capture.batch.whole_batch.early import Early
+from autodist_py.capture.batch.whole_batch.held import Held
+from autodist_py.capture.batch.whole_batch.shapes import FROM_SHAPES
+from autodist_py.capture.batch.whole_batch.values import NotFollowedError, Values
 from autodist_py.kernel.analysis.batch_layout.arithmetic import ADDITIVE
 from autodist_py.kernel.analysis.batch_layout.back_propagation import BACK_PROPAGATION
 from autodist_py.kernel.analysis.batch_layout.layouts import (
@@ -44,18 +43,10 @@ from autodist_py.kernel.analysis.batch_layout.layouts import (
     Operands,
 )
 from autodist_py.kernel.analysis.batch_layout.rules import layout_of
-from autodist_py.kernel.collectives.reductions import SUMMED
-from autodist_py.kernel.collectives.rows import TRAVELS
 from autodist_py.kernel.ir.control_flow import CONTROL_FLOW
-from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import op_of, parse
 from autodist_py.kernel.ir.node import reads_of
 
-Edge = tuple[str, int]
-"""An op, and the position of one of its inputs."""
-
-REDUCTIONS = {PARTIAL_SUM: "sum", PARTIAL_MEAN: "mean", COUNT: "sum", SHARDED: "rows", SHAPE: "shape"}
-"""How what differs between replicas becomes what one device has."""
 _KNOWN = frozenset({REPLICATED, SHARDED, PARTIAL_SUM, PARTIAL_MEAN, COUNT, SHAPE})
 _PARTS = frozenset({PARTIAL_SUM, PARTIAL_MEAN, COUNT})
 _CHECKS = "CheckNumerics"
@@ -65,124 +56,54 @@ _APART = frozenset({SHARDED, REPLICATED, SHAPE})
 """Layouts of inputs that, where the result has rows, say nothing of other replicas' examples."""
 
 
-class NotFollowedError(Exception):
-    """An op of which it is not known how it could be computed of the whole batch; the message says which, and why."""
-
-
-@dataclass
-class WholeBatch:
-    """The layouts of a program, and what its ops read combined.
-
-    Attributes:
-        graph: the program's.
-        sources: what a replica is given.
-        tensor_of: a tensor by its name; only its shape and type are used.
-        writers: the ops that write variables, or show something.
-        given_shapes: of tensors whose shape is known though the graph does not say it.
-        found: the layouts of what each op returns.
-        whole: the ops that are computed from rows, or numbers, of the whole batch.
-        edges: the inputs that are not read as they are, and how.
-        drawn: the random ops that draw the same on all replicas.
-    """
-
-    graph: GraphView
-    sources: Sources
-    tensor_of: Callable[[str], tf.Tensor]
-    writers: Iterable[str]
-    given_shapes: Mapping[str, tf.TensorShape]
-    found: dict[str, tuple[BatchLayout, ...]] = field(default_factory=dict, init=False)
-    whole: set[str] = field(default_factory=set, init=False)
-    edges: dict[Edge, str] = field(default_factory=dict, init=False)
-    drawn: set[str] = field(default_factory=set, init=False)
+class WholeBatch(Values):
+    """Finds them: op by op in the order of the data, again and again until nothing new is learnt."""
 
     def __post_init__(self) -> None:
-        self._constants = Constants(self.graph, self.tensor_of)
-        self.shapes = KnownShapes(self.graph, self.tensor_of, self._constants, self.given_shapes)
-        self._blocks = Blocks(self.tensor_of, self.sources, self, self._constants)
-        self._shapes = Shapes(self.graph, self.shapes, self, self._constants)
+        super().__post_init__()
         self._early: set[str] = set()
         self._whole_turns: set[str] = set()
 
-    def solve(self) -> None:
-        """Find all layouts.
+    def solve(self, live: Collection[str] = ()) -> None:
+        """Find all layouts, or those of the ops `live` if there are any.
 
         Raises:
             NotFollowedError: an op cannot be followed.
         """
-        order = list(self.graph.dataflow_order(self.graph.nodes))
+        order = list(self.graph.dataflow_order(live or self.graph.nodes))
         num_found = -1
-        while num_found < len(self._early) + len(self._whole_turns):
-            num_found = len(self._early) + len(self._whole_turns)
-            for known in (self.found, self.whole, self.edges, self.drawn, self._shapes.values):
+        while num_found < self._num_learnt:
+            num_found = self._num_learnt
+            for known in (self.found, self.whole, self.edges, self.drawn, self._sizes.values):
                 known.clear()
             self.shapes.forget()
+            self._elsewhere.begin()
             for name in order:
                 node = self.graph.nodes[name]
-                self.shapes.infer(node, self._shapes.sizes)
+                self.shapes.infer(node, self._sizes.sizes)
                 self.found[name] = self._visit(node)
                 self._blocks.note(node)
                 if node.op == "Reshape" and {self.layout(f"{name}:0"), self.layout(node.input[0])} == {SHARDED}:
                     self.shapes.note_rows(node, self._blocks.of(op_of(node.input[0])), self._blocks.of(name))
-            self._early |= self._combined_early()
+            self._early |= Early(self.graph, self.found, self.layout, self.edges, self.shapes).made_by()
             self._whole_turns |= self._turned_whole()
+            if self.arguments is None:
+                self._elsewhere.give_up(tensor for tensor in self.results if self.layout(tensor) is MIXED)
 
     @property
-    def values(self) -> Mapping[str, np.ndarray]:
-        """What ops of FROM_SHAPES return, whatever the number of rows."""
-        return self._shapes.values
-
-    def layout(self, tensor: str) -> BatchLayout:
-        """The layout of `tensor`."""
-        name = parse(tensor)
-        layouts = self.found.get(name.op, (REPLICATED,))
-        return layouts[name.output if len(layouts) > 1 else 0]
-
-    def is_whole(self, tensor: str) -> bool:
-        """Whether `tensor`, which is the same on all replicas, may have a size that depends on the batch, or tell one.
-
-        A number of fixed shape that is computed of the whole batch is as any other.
-        """
-        if op_of(tensor) not in self.whole or self.layout(tensor) is not REPLICATED:
-            return False
-        shape = self.shapes.of(tensor)
-        return not shape.is_fully_defined() or (self.tensor_of(tensor).dtype.is_integer and shape.rank != 0)
-
-    def has_whole_rows(self, tensor: str) -> bool:
-        """Whether `tensor` may be rows of the whole batch, of which a replica may take its own."""
-        shape = self.shapes.of(tensor)
-        return self.is_whole(tensor) and bool(shape.rank) and shape[0] is None
-
-    def combine(self, op: str, index: int, tensor: str) -> None:
-        """Let `op` read its `index`-th input as one device has it.
-
-        Raises:
-            NotFollowedError: replicas cannot exchange it.
-        """
-        layout, symbol, shape = self.layout(tensor), self.tensor_of(tensor), self.shapes.of(tensor)
-        if layout is REPLICATED:
-            return
-        is_row = layout is SHARDED
-        carried = symbol.dtype in (TRAVELS if is_row else SUMMED)
-        is_known = shape.rank is not None and (shape[1:] if is_row else shape).is_fully_defined()
-        if layout not in REDUCTIONS or not carried or not is_known:
-            self._refuse(op, f"needs '{tensor}' of the whole batch, of type {symbol.dtype.name}, shape {shape}")
-        flow = self.graph.control_flow
-        if not flow.runs_once(op_of(tensor)) or not (flow.runs_once(op) or self.graph.nodes[op].op == "Enter"):
-            self._refuse(op, f"needs '{tensor}' of the whole batch, inside TensorFlow 1's control flow")
-        self.edges[op, index] = REDUCTIONS[layout]
-
-    def _refuse(self, op: str, reason: str) -> None:
-        has_results = bool(self.graph.dataflow_consumers([op]))
-        line = line_of(self.tensor_of(f"{op}:0").op) if has_results else ""
-        raise NotFollowedError(f"'{op}'{f' ({line})' if line else ''} {reason}")
+    def _num_learnt(self) -> int:
+        return len(self._early) + len(self._whole_turns) + len(self._elsewhere.kept_whole)
 
     # -- One op -------------------------------------------------------------------------------------------------------
 
     def _visit(self, node: tf.compat.v1.NodeDef) -> tuple[BatchLayout, ...]:
+        if self.arguments is not None and node.name in self.arguments:
+            self._elsewhere.note(node.name, [self.arguments[node.name]])
+            return (self.arguments[node.name].layout,)
         given = self.sources.of_source(node)
         if given is not None:
             if not set(given) <= _KNOWN:
-                self._refuse(node.name, "gives each worker something of its own, of which it is not known what")
+                self.refuse(node.name, "gives each worker something of its own, of which it is not known what")
             return given
         reads = reads_of(node)
         layouts = self._as_read(node, reads)
@@ -192,23 +113,72 @@ class WholeBatch:
                 self._draw_alike(node)
             self._note_whole(node, reads)
             return (REPLICATED,)
+        if MIXED in layouts:
+            return self._followed(node, reads, layouts) or self._given_up(node, reads)
         if node.op in CONTROL_FLOW - _LEADS_IN:
-            self._refuse(node.name, "passes on what differs between replicas, in TensorFlow 1's control flow")
+            self.refuse(node.name, "passes on what differs between replicas, in TensorFlow 1's control flow")
         if node.op in _LEADS_IN or (node.name in self.writers and not is_drawn):
             return self._all_combined(node, reads)
         whole = [index for index, read in enumerate(reads) if self.is_whole(read)]
         found = self._beside_whole(node, reads, layouts, whole) if whole else self._of_own(node, reads, layouts)
+        if found is None and not whole and node.name not in self._elsewhere.kept_whole:
+            found = self._followed(node, reads, layouts)
         if found is not None:
             return found
         if is_drawn:
             self._draw_alike(node)
         return self._all_combined(node, reads)
 
+    def _followed(
+        self, node: tf.compat.v1.NodeDef, reads: Sequence[str], layouts: tuple[BatchLayout, ...]
+    ) -> tuple[BatchLayout, ...] | None:
+        """The layouts of what `node` makes of examples that do not stand along axis 0; None: it is not known."""
+        is_read = node.name in self._ends or self.graph.dataflow_consumers([node.name])
+        if not is_read or node.name in self.writers or node.op in CONTROL_FLOW or any(map(self.is_whole, reads)):
+            return None
+        if node.op in RUNS and any(map(self._may_tell_whole_sizes, reads)):
+            return None
+        found = self._elsewhere.follow(node, reads, self._operands(node, reads, layouts))
+        parts = [index for index, layout in enumerate(layouts) if layout in (PARTIAL_SUM, PARTIAL_MEAN)]
+        if found is None and node.op in RUNS and parts:
+            taken = tuple(REPLICATED if index in parts else layout for index, layout in enumerate(layouts))
+            found = self._elsewhere.follow(node, reads, self._operands(node, reads, taken))
+            for index in parts if found is not None else ():
+                self.combine(node.name, index, reads[index])
+        return found
+
+    def _may_tell_whole_sizes(self, tensor: str) -> bool:
+        """Whether `tensor` is a number that a function might make rows of the whole batch with."""
+        return op_of(tensor) in self.whole and self.tensor_of(tensor).dtype.is_integer
+
+    def _given_up(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> tuple[BatchLayout, ...]:
+        """Not known, so that what began its examples is computed of the whole batch."""
+        if self.arguments is not None:
+            self.refuse(node.name, "is given examples along another axis than 0, in a function")
+        mixed = [read for read in reads if self.layout(read) is MIXED]
+        if all(self.held(read).is_known for read in mixed):  # Else it is to be seen again, when more is known.
+            self._elsewhere.give_up(mixed)
+        return (MIXED,)
+
+    def of_function(self, function: Function, arguments: Sequence[Held]) -> list[Held] | None:
+        """See Values."""
+        sources = Sources(function.view, set(), set(), function.random, set(), is_local=False)
+        given = dict(zip((symbol.op.name for symbol in function.graph.inputs), arguments, strict=True))
+        results = [symbol.name for symbol in function.graph.outputs]
+        inner = WholeBatch(function.view, sources, function.tensor, (), {}, results, given, self.functions)
+        try:
+            inner.solve(function.live)
+        except NotFollowedError:
+            return None
+        return list(map(inner.held, results))
+
     def _draw_alike(self, node: tf.compat.v1.NodeDef) -> None:
         """Let `node` draw the same numbers on all replicas: they are of the whole batch, or of none of its examples."""
         reason = why_not_alike(node, self.graph.library)
+        if self.arguments is not None:
+            reason = "draws what is the same for all examples, in a function"
         if reason is not None:
-            self._refuse(node.name, reason)
+            self.refuse(node.name, reason)
         self.drawn.add(node.name)
 
     def _as_read(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> tuple[BatchLayout, ...]:
@@ -219,44 +189,6 @@ class WholeBatch:
                 self.combine(node.name, index, tensor)
                 layouts[index] = REPLICATED
         return tuple(layouts)
-
-    def _combined_early(self) -> set[str]:
-        """The sums and means over examples that are combined where they are made, not what is computed from them.
-
-        A mean may be read by a square, by a difference and by a moving average: once combined it serves all.
-        """
-        derived: dict[str, set[str]] = {}
-        for (op, index), reduction in self.edges.items():
-            tensor = str(parse(self.graph.nodes[op].input[index]))
-            if reduction in ("sum", "mean") and (origin := self._origin(tensor)):
-                derived.setdefault(origin, set()).add(tensor)
-
-        def size(tensor: str) -> int:
-            return self.shapes.of(tensor).num_elements() or 0
-
-        return {
-            origin
-            for origin, tensors in derived.items()
-            if self.shapes.of(f"{origin}:0").is_fully_defined() and size(f"{origin}:0") <= sum(map(size, tensors))
-        }
-
-    def _origin(self, tensor: str) -> str:
-        """The op that makes the one sum, or mean, over examples that `tensor` is computed of; "": there are several."""
-        op = op_of(tensor)
-        while True:
-            reads = reads_of(self.graph.nodes[op])
-            if self.layout(f"{op}:0") not in (PARTIAL_SUM, PARTIAL_MEAN) or len(self.found[op]) > 1:
-                return ""
-            parts = {op_of(name) for at, name in enumerate(reads) if self._is_part(op, at, name)}
-            if not parts:
-                return op
-            if len(parts) > 1:
-                return ""
-            (op,) = parts
-
-    def _is_part(self, op: str, index: int, tensor: str) -> bool:
-        """Whether `op` reads a part of a sum, or mean, as such."""
-        return self.layout(tensor) in _PARTS and (op, index) not in self.edges
 
     def _all_combined(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> tuple[BatchLayout, ...]:
         """Let `node` be computed of the whole batch."""
@@ -281,7 +213,19 @@ class WholeBatch:
         constants = (
             self.values.get(str(parse(name)), one) for name, one in zip(reads, operands.constants, strict=True)
         )
-        return replace(operands, constants=tuple(constants))
+        shapes = [self.shapes.of(read) for read in reads]
+        row = shapes[0][1:] if shapes and shapes[0].rank else tf.TensorShape(None)
+        operands = replace(
+            operands,
+            constants=tuple(constants),
+            ranks=tuple(shape.rank for shape in shapes),
+            leading=tuple(shape[0] if shape.rank else None for shape in shapes),
+            row=tuple(row.as_list()) if row.rank is not None else None,
+            shapes=tuple(shapes),
+        )
+        if node.op == "Sum":
+            self.shapes.note_sum(node, operands.axes(1, operands.ranks[0]))
+        return operands
 
     def _of_own(
         self, node: tf.compat.v1.NodeDef, reads: Sequence[str], layouts: tuple[BatchLayout, ...]
@@ -326,7 +270,7 @@ class WholeBatch:
     ) -> tuple[BatchLayout, ...] | None:
         """What the rules say of `node`, given inputs of these layouts; None: nothing."""
         if node.op in FROM_SHAPES:
-            return (REPLICATED,) if self._shapes.note(node, reads) else None
+            return (REPLICATED,) if self._sizes.note(node, reads) else None
         if node.op == _CHECKS and _PARTS & set(layouts):
             return None  # A replica without examples has a mean that is no number.
         operands = self._operands(node, reads, layouts)
@@ -334,8 +278,6 @@ class WholeBatch:
         if found is MIXED and node.op in BACK_PROPAGATION:
             found = BACK_PROPAGATION[node.op](operands)
         result = found if isinstance(found, tuple) else (found,)
-        if node.op == "Sum":
-            self.shapes.note_sum(node, operands.axes(1, operands.ranks[0]))
         if _PARTS & set(result) and not self.shapes.of(f"{node.name}:0").is_fully_defined():
             return None  # Its shape is that of the whole batch, as of a sum of columns of all pairs.
         return None if MIXED in result else result
@@ -346,6 +288,8 @@ class WholeBatch:
         """A sum of parts and of what is the same everywhere, of which each replica adds its share."""
         if node.op not in ADDITIVE | {"Sub"} or not set(layouts) <= {PARTIAL_SUM, COUNT, REPLICATED}:
             return None
+        if self.arguments is not None:
+            return (PARTIAL_SUM_PLUS,)  # What is added may be the 0 that a loop begins with: see `held.after_turn`.
         own = [index for index, layout in enumerate(layouts) if layout is REPLICATED]
         symbols = [self.tensor_of(reads[index]) for index in own]
         if not all(one.shape.is_fully_defined() and one.dtype.is_floating for one in symbols):

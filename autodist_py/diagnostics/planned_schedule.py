@@ -51,12 +51,14 @@ def _of_all_examples(item: GraphItem) -> str:
     view = GraphView(tf.compat.v1.GraphDef.FromString(item.graph_def))
     rows = []
     for statistic in item.statistics:
-        if statistic.reduction not in ("mean", "rows", "sum") or statistic.shape is None:
+        if statistic.reduction not in ("mean", "rows", "sum"):
             continue
         marker = op_of(statistic.tensor)
         names = sorted(view.dataflow_consumers([marker]), key=lambda name: (name.startswith("gradient_tape/"), name))
         readers = [f"{view.nodes[name].op} '{name}'" for name in names]
-        nbytes = math.prod(size for size in statistic.shape if size is not None) * tf.as_dtype(statistic.dtype).size
+        nbytes = (
+            math.prod(size for size in statistic.shape or () if size is not None) * tf.as_dtype(statistic.dtype).size
+        )
         size = f"{decimal(nbytes)} a row" if statistic.reduction == "rows" else decimal(nbytes)
         more = f" and {len(readers) - 1} more" if len(readers) > 1 else ""
         rows.append((str(parse(view.nodes[marker].input[0])), statistic.reduction, size, f"{readers[0]}{more}"))

@@ -210,6 +210,8 @@ class GradientRecorder:
         if tf_adapter.is_variable(source):
             handle = source.handle
         elif isinstance(source, tf.Tensor) and source.dtype == tf.resource:
+            if tf.is_symbolic_tensor(source) and source.graph is not self._graph:
+                return None  # Of a function that TensorFlow makes of a loop for nested tapes: its caller's is recorded.
             handle = source
         else:
             return None

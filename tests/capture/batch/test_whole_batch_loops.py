@@ -229,6 +229,28 @@ def test_only_what_is_paired_is_gathered() -> None:
     assert_equivalent(step, batches(), replicas=REPLICAS, tolerance=1e-9)
 
 
+@pytest.mark.parametrize("normalizes", [False, True], ids=["alone", "beside batch normalization"])
+@pytest.mark.parametrize("program", [looped, lambda x, k: scanned(x, k)[-1]], ids=["a loop", "a scan"])
+def test_a_gradient_penalty_goes_through_a_loop(program: Program, *, normalizes: bool) -> None:
+    """For tapes within one another TensorFlow makes a function of the loop, whose gradients are none of the step."""
+    k = weights()
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                h = program(x, k)
+                h = normalized(h) if normalizes else h
+                out = tf.reduce_sum(tf.tanh(h @ k["o"]))
+            loss = tf.reduce_mean(tf.reduce_sum(inner.gradient(out, x) ** 2, [1, 2]))
+        trained = [k[name] for name in ("w", "u", "b", "o")]
+        for variable, gradient in zip(trained, tape.gradient(loss, trained), strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    assert_equivalent(step, batches(), replicas=REPLICAS, tolerance=1e-9)
+
+
 LAYERS: dict[str, Callable[[Any], list[Any]]] = {
     "LSTM": lambda layers: [layers.LSTM(3)],
     "GRU": lambda layers: [layers.GRU(3)],

@@ -58,7 +58,8 @@ _FOLLOWED = frozenset(
 """Layouts that are followed into functions: chosen rows and distinct elements are not."""
 _APART = frozenset({BatchLayout.REPLICATED, BatchLayout.SHARDED, BatchLayout.SHAPE})
 """Layouts of inputs that, where the result has rows, say nothing of other replicas' examples."""
-_PASSES = frozenset({"Identity", "StopGradient"})
+PASSES = frozenset({"Identity", "StopGradient"})
+"""Op types that return what they are given."""
 REORDERS = frozenset({"RandomShuffle", "Roll"})
 """Op types that put examples into an order that has their name, and another one in each turn of a loop."""
 _READS = READS_VARIABLE | {"Identity", "LookupTableFindV2"}
@@ -204,7 +205,7 @@ class Functions:
     def _visit(self, function: Function, op: tf.Operation, found: Mapping[str, Known]) -> list[Known]:
         """What is known of the results of an op of a library function."""
         reads = [found[symbol.name] for symbol in op.inputs]
-        if op.type in _PASSES:
+        if op.type in PASSES:
             return reads
         if all(read.layout is BatchLayout.REPLICATED for read in reads):
             is_random = op.name in function.random

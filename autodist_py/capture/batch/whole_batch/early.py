@@ -7,12 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from autodist_py.capture.batch.whole_batch.known_shapes import KnownShapes
-from autodist_py.kernel.analysis.batch_layout.layouts import COUNT, PARTIAL_MEAN, PARTIAL_SUM, BatchLayout
+from autodist_py.kernel.analysis.batch_layout.layouts import FIXED, PARTIAL_MEAN, PARTIAL_SUM, BatchLayout
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import op_of, parse
 from autodist_py.kernel.ir.node import reads_of
-
-_PARTS = frozenset({PARTIAL_SUM, PARTIAL_MEAN, COUNT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,4 +64,4 @@ class Early:
 
     def _is_part(self, op: str, index: int, tensor: str) -> bool:
         """Whether `op` reads a part of a sum, or mean, as such."""
-        return self.layout(tensor) in _PARTS and (op, index) not in self.edges
+        return self.layout(tensor) in FIXED and (op, index) not in self.edges

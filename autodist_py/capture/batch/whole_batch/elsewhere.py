@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from autodist_py.capture.batch.layouts.blocks import Blocks
 from autodist_py.capture.batch.layouts.constants import Constants
-from autodist_py.capture.batch.layouts.loops import REORDERS, RUNS
+from autodist_py.capture.batch.layouts.loops import PASSES, REORDERS, RUNS
 from autodist_py.capture.batch.whole_batch.bodies import Bodies
 from autodist_py.capture.batch.whole_batch.held import EMPTY, MAKES, NOTHING, SAME, Held, on_lists, placed
 from autodist_py.capture.batch.whole_batch.known_shapes import BATCH
@@ -49,7 +49,6 @@ from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import op_of, parse
 from autodist_py.kernel.ir.node import reads_of
 
-_PASSES = frozenset({"Identity", "StopGradient"})
 _SLICE_GRADIENT = "StridedSliceGrad"
 _OF_OTHER_ROWS = frozenset({"ConcatV2", "Reshape", "Shape", "Tile"})
 """Op types that may return another number of rows for each example than they are given."""
@@ -116,7 +115,7 @@ class Elsewhere:
         if layout is MIXED:
             return self._held.get(str(parse(tensor)), Held(MIXED))
         symbol, source = self._tensor_of(tensor), self._graph.nodes[op_of(tensor)]
-        while source.op in _PASSES:
+        while source.op in PASSES:
             source = self._graph.nodes[op_of(source.input[0])]
         if symbol.dtype == tf.variant:
             return EMPTY if source.op in MAKES else Held(MIXED, element=SAME)
@@ -158,7 +157,7 @@ class Elsewhere:
         self, node: tf.compat.v1.NodeDef, reads: Sequence[str], given: Sequence[Held], operands: Operands
     ) -> list[Held] | None:
         symbols = list(self._tensor_of(f"{node.name}:0").op.outputs)
-        if node.op in _PASSES:
+        if node.op in PASSES:
             return [given[0]]
         if self._is_function and node.op in REORDERS:
             return None  # Another turn's order is another one, under the same name.

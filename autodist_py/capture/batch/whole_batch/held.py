@@ -23,6 +23,7 @@ from autodist_py.kernel.analysis.batch_layout.layouts import (
     SHARDED,
     BatchLayout,
 )
+from autodist_py.kernel.analysis.batch_layout.lists import MAKES as MAKES_LIST
 from autodist_py.kernel.analysis.batch_layout.lists import UNSET
 
 
@@ -141,9 +142,9 @@ def _taken(whole: Held) -> Held | None:
 
 
 def _read(reads: Sequence[Held], symbols: Sequence[tf.Tensor]) -> list[Held] | None:
+    """The element at a place, which is the second input; of an optional value there is one alone."""
     element = _taken(reads[0])
-    is_place = len(reads) < _WITH_PLACE or reads[1].layout is REPLICATED
-    return [element] if element is not None and is_place else None
+    return [element] if element is not None and all(read.layout is REPLICATED for read in reads[1:2]) else None
 
 
 def _popped(reads: Sequence[Held], symbols: Sequence[tf.Tensor]) -> list[Held] | None:
@@ -180,14 +181,15 @@ def _added(reads: Sequence[Held], symbols: Sequence[tf.Tensor]) -> list[Held] | 
     return [first] if is_list and all(other == first for other in others) else None
 
 
-_WITH_PLACE = 3
-_SAME_SIZE: _Rule = lambda reads, symbols: None if reads[0].element is None else [SAME]  # noqa: E731
+def _sized(reads: Sequence[Held], symbols: Sequence[tf.Tensor]) -> list[Held] | None:
+    return None if reads[0].element is None else [SAME]
+
 
 _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("AddN", "ZerosLike"), _added),
-    **dict.fromkeys(("EmptyTensorList", "TensorListReserve"), _made),
+    **dict.fromkeys(sorted(MAKES_LIST), _made),
     **dict.fromkeys(("OptionalGetValue", "TensorListGetItem"), _read),
-    **dict.fromkeys(("OptionalHasValue", "TensorListLength"), _SAME_SIZE),
+    **dict.fromkeys(("OptionalHasValue", "TensorListLength"), _sized),
     "OptionalFromValue": lambda reads, symbols: _filled(EMPTY, reads[0]) if len(reads) == 1 else None,
     "TensorListElementShape": _shape_of_each,
     "TensorListFromTensor": _unstacked,
@@ -196,5 +198,5 @@ _RULES: Mapping[str, _Rule] = {
     "TensorListSetItem": _set,
     "TensorListStack": _stacked,
 }
-MAKES = frozenset({"EmptyTensorList", "OptionalNone", "TensorListReserve"})
+MAKES = MAKES_LIST | {"OptionalNone"}
 """Op types that make an empty list; `FakeParam` makes what nothing reads."""

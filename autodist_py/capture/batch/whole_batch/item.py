@@ -95,9 +95,9 @@ def _told_same(
         if set(found.found[op]) != {REPLICATED}:
             continue
         for index, read in enumerate(reads_of(graph.nodes[op])):
-            is_same = op_of(read) in same and found.layout(read) is REPLICATED
-            is_same = is_same and tensor_of(read).dtype not in (tf.resource, tf.variant)
-            if is_same and str(parse(read)) not in found.values:
+            if op_of(read) not in same or found.layout(read) is not REPLICATED or str(parse(read)) in found.values:
+                continue
+            if tensor_of(read).dtype not in (tf.resource, tf.variant):
                 yield op, index
 
 

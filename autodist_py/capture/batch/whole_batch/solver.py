@@ -31,6 +31,7 @@ from autodist_py.kernel.analysis.batch_layout.arithmetic import ADDITIVE
 from autodist_py.kernel.analysis.batch_layout.back_propagation import BACK_PROPAGATION
 from autodist_py.kernel.analysis.batch_layout.layouts import (
     COUNT,
+    FIXED,
     MIXED,
     PARTIAL_MEAN,
     PARTIAL_SUM,
@@ -48,7 +49,6 @@ from autodist_py.kernel.ir.names import op_of, parse
 from autodist_py.kernel.ir.node import reads_of
 
 _KNOWN = frozenset({REPLICATED, SHARDED, PARTIAL_SUM, PARTIAL_MEAN, COUNT, SHAPE})
-_PARTS = frozenset({PARTIAL_SUM, PARTIAL_MEAN, COUNT})
 _CHECKS = "CheckNumerics"
 _LEADS_IN = frozenset({"Enter", "Switch"})
 """Op types that lead into loops and branches of TensorFlow 1's control flow, which are computed of the whole batch."""
@@ -57,7 +57,7 @@ _APART = frozenset({SHARDED, REPLICATED, SHAPE})
 
 
 class WholeBatch(Values):
-    """Finds them: op by op in the order of the data, again and again until nothing new is learnt."""
+    """Finds the layouts, and what is combined: op by op in the order of the data, until a pass learns nothing new."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -271,14 +271,14 @@ class WholeBatch(Values):
         """What the rules say of `node`, given inputs of these layouts; None: nothing."""
         if node.op in FROM_SHAPES:
             return (REPLICATED,) if self._sizes.note(node, reads) else None
-        if node.op == _CHECKS and _PARTS & set(layouts):
+        if node.op == _CHECKS and FIXED & set(layouts):
             return None  # A replica without examples has a mean that is no number.
         operands = self._operands(node, reads, layouts)
         found = layout_of(operands)
         if found is MIXED and node.op in BACK_PROPAGATION:
             found = BACK_PROPAGATION[node.op](operands)
         result = found if isinstance(found, tuple) else (found,)
-        if _PARTS & set(result) and not self.shapes.of(f"{node.name}:0").is_fully_defined():
+        if FIXED & set(result) and not self.shapes.of(f"{node.name}:0").is_fully_defined():
             return None  # Its shape is that of the whole batch, as of a sum of columns of all pairs.
         return None if MIXED in result else result
 

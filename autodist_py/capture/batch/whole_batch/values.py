@@ -1,5 +1,6 @@
 """What is known of a program's values for the whole batch, and which of them its ops read combined."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -42,7 +43,7 @@ class NotFollowedError(Exception):
 
 
 @dataclass
-class Values:
+class Values(ABC):
     """The layouts of a program, or of a function that it runs, and what its ops read combined.
 
     Attributes:
@@ -161,6 +162,6 @@ class Values:
         (axis,) = along.axes
         return axis
 
+    @abstractmethod
     def of_function(self, function: Function, arguments: Sequence[Held]) -> list[Held] | None:
         """What a function returns, given these arguments; None: some op of it needs values of the whole batch."""
-        raise NotImplementedError

@@ -56,6 +56,7 @@ _CHOICES = {
     "loss_reduction": ("mean", "sum"),
     "fetch_reduction": ("mean", "sum"),
     "batch_statistics": ("global", "replica"),
+    "random": ("replica", "global"),
 }
 
 _POLICIES = {policy.name.lower(): policy for policy in tf.data.experimental.AutoShardPolicy if policy.name != "HINT"}
@@ -81,6 +82,9 @@ class AutoDist:
             as on one device (batch normalization, in-batch negatives, the logarithm of a mean); what cannot be followed
             is refused. "replica": those of each replica's part in batch normalization, which needs fewer messages;
             losses that mix examples are refused.
+        random: which random numbers a step draws. "replica": each replica its own ones, the first those of one device.
+            "global": those of one device, so that a run with dropout equals one device's number by number. Each replica
+            then draws the numbers of all examples, and uses those of its own. It needs batch_statistics="global".
         fetch_reduction: how a float that differs between replicas is returned, "mean" (over examples) or "sum".
         sum_duplicates: sum duplicate rows of a sparse gradient before the update sees them. That is another
             algorithm for optimizers that square each row by itself (Keras's Adam family).
@@ -101,7 +105,16 @@ class AutoDist:
 
     @checked(
         "resource_spec_file",
-        *("batch", "loss_reduction", "batch_statistics", "fetch_reduction", "sum_duplicates", "strict", "seed"),
+        *(
+            "batch",
+            "loss_reduction",
+            "batch_statistics",
+            "random",
+            "fetch_reduction",
+            "sum_duplicates",
+            "strict",
+            "seed",
+        ),
         error=AutoDistError,
     )
     def __init__(
@@ -112,6 +125,7 @@ class AutoDist:
         batch: str = "global",
         loss_reduction: str | None = None,
         batch_statistics: str = "global",
+        random: str = "replica",
         fetch_reduction: str = "mean",
         sum_duplicates: bool = False,
         strict: bool = True,
@@ -120,10 +134,15 @@ class AutoDist:
     ):
         stated, loss_reduction = loss_reduction, "mean" if loss_reduction is None else loss_reduction
         given = {"batch": batch, "loss_reduction": loss_reduction, "fetch_reduction": fetch_reduction}
-        given["batch_statistics"] = batch_statistics
+        given |= {"batch_statistics": batch_statistics, "random": random}
         for name, value in given.items():
             if value not in _CHOICES[name]:
                 raise AutoDistError(f"{name} must be one of {', '.join(_CHOICES[name])}; received {value!r}")
+        if (random, batch_statistics) == ("global", "replica"):
+            raise AutoDistError(
+                'random="global" computes random numbers of the whole batch, and batch_statistics="replica" nothing. '
+                "Leave one of them out"
+            )
         with_added(PASSES, passes)  # Refuses what is none, before a worker is started.
         settings = Settings.from_environment()
         show_logs(settings.log_level)
@@ -155,6 +174,7 @@ class AutoDist:
             batch,
             shows_ops=settings.recorded_run == "ops",
             batch_statistics=batch_statistics,
+            random=random,
             num_workers=self._cluster.num_workers,
             num_replicas=len(self.resources.replica_devices),
         )

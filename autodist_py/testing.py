@@ -77,7 +77,10 @@ def compare(
     return comparison
 
 
-@checked("step", "inputs", "replicas", "batched", "tolerance", "loss_reduction", "batch_statistics", error=CaptureError)
+@checked(
+    *("step", "inputs", "replicas", "batched", "tolerance", "loss_reduction", "batch_statistics", "random"),
+    error=CaptureError,
+)
 def assert_equivalent(
     step: Callable[..., Any],
     inputs: Sequence[Sequence[Any]],
@@ -87,6 +90,7 @@ def assert_equivalent(
     tolerance: float | None = None,
     loss_reduction: str = "mean",
     batch_statistics: str = "global",
+    random: str = "replica",
     strategy_builder: StrategyBuilder | str = "AllReduce",
     passes: Sequence[AddedPass] = (),
 ) -> Comparison:
@@ -101,6 +105,7 @@ def assert_equivalent(
         tolerance: the largest relative difference that is no difference; None: by type, see `comparison.TOLERANCES`.
         loss_reduction: see `AutoDist`.
         batch_statistics: see `AutoDist`.
+        random: see `AutoDist`.
         strategy_builder: see `AutoDist`.
         passes: see `AutoDist`.
 
@@ -114,7 +119,7 @@ def assert_equivalent(
         step,
         lambda name, captured: _Replicas(captured, replicas, name, builder, passes),
         name="step",
-        options=CaptureOptions(loss_reduction, batch_statistics=batch_statistics),
+        options=CaptureOptions(loss_reduction, batch_statistics=batch_statistics, random=random),
         batched=batched,
     )
     if batch_statistics == "global" and inputs:

@@ -29,6 +29,7 @@ class CaptureOptions:
             the whole batch.
         batch_statistics: what a step that mixes the examples of a batch mixes: those of the whole batch ("global"), or
             each replica its own part ("replica").
+        random: which random numbers replicas draw: those that one device draws ("global"), or each its own ("replica").
         num_workers: how many workers train.
         num_replicas: how many replicas share a batch.
     """
@@ -37,6 +38,7 @@ class CaptureOptions:
     batch: str = "global"
     shows_ops: bool = False
     batch_statistics: str = "global"
+    random: str = "replica"
     num_workers: int = 1
     num_replicas: int = 1
 
@@ -68,6 +70,7 @@ def assemble(traced: TracedGraph, options: CaptureOptions) -> GraphItem:
         layer_calls=needed.traced.layer_calls,
         shows_ops=options.shows_ops,
         batch_statistics=options.batch_statistics,
+        random=options.random,
     )
 
 

@@ -24,7 +24,8 @@ from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Gradient, GraphItem
 
 PYTHON_OPS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
-_DRAWS = SEEDED_RANDOM | SEED_INPUT.keys() | PYTHON_OPS
+_RANDOM = SEEDED_RANDOM | SEED_INPUT.keys()
+_DRAWS = _RANDOM | PYTHON_OPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +184,11 @@ def _parts(item: GraphItem) -> set[str]:
 def random_ops(view: GraphView) -> set[str]:
     """Ops that give another result on each replica though their inputs are equal."""
     return {name for name in using(view, _DRAWS) if DRAWN_ALIKE not in view.nodes[name].attr}
+
+
+def drawing_ops(view: GraphView) -> set[str]:
+    """Ops that draw random numbers by TensorFlow; what Python draws is not seen."""
+    return using(view, _RANDOM)
 
 
 def using(view: GraphView, types: Collection[str]) -> set[str]:

@@ -122,6 +122,27 @@ def test_dropout_is_that_of_one_device_with_the_replicas_masks(cluster: Cluster)
     same(cluster.run(dropout))
 
 
+def dropping() -> keras.Model:
+    return keras.Sequential([keras.layers.Dense(6, "tanh"), keras.layers.Dropout(0.5, seed=3), keras.layers.Dense(3)])
+
+
+def dropout_of_one_device() -> dict[str, Any]:
+    def train() -> dict[str, Any]:
+        model = compiled("adam", dropping, metrics=None)
+        model.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0)
+        return {**named("weight", model.trainable_variables), **named("slot", model.optimizer.variables)}
+
+    with AutoDist(random="global") as autodist, autodist.scope():
+        values = train()
+    for name, wanted in train().items():
+        assert_close(values[name], wanted, name, TOLERANCE)
+    return values
+
+
+def test_dropout_can_be_that_of_one_device(cluster: Cluster) -> None:
+    same(cluster.run(dropout_of_one_device))
+
+
 TOKENS = np.random.default_rng(5).integers(0, 7, [22, 4])  # 0 is padding.
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from autodist_py import AutoDist
 from tests.support.cluster_pool import SHAPES, Cluster
 from tests.support.cluster_pool import same_on_all_workers as same
-from tests.support.oracle import Values, assert_close
+from tests.support.oracle import Training, Values, assert_close, compare_function
 
 pytestmark = pytest.mark.parametrize("cluster", SHAPES, ids=lambda shape: shape.name, indirect=True, scope="module")
 
@@ -81,19 +81,20 @@ class Generator:
 SOURCES = [Stateless, OldStateless, InBranch, KerasSeed, Generator]
 
 
+def update(variable: tf.Variable, x: tf.Tensor, y: tf.Tensor, drawn: tf.Tensor) -> tf.Tensor:
+    with tf.GradientTape() as tape:
+        kept = tf.where(drawn > 0.5, x * 2.0, 0.0)
+        loss = tf.reduce_mean(tf.square(tf.linalg.matvec(kept, variable) - y))
+    variable.assign_sub(0.1 * tape.gradient(loss, variable))
+    return loss
+
+
 def train(source: Callable[[], Any]) -> Values:
     """Dropout by hand: every replica's mask is its own, and the training is that of one device with these masks."""
     rng = np.random.default_rng(3)
     with AutoDist() as autodist:
         numbers, alone = source(), source()
         weight, expected = (tf.Variable(np.linspace(-1.0, 1.0, FEATURES)) for _ in range(2))
-
-        def update(variable: tf.Variable, x: tf.Tensor, y: tf.Tensor, drawn: tf.Tensor) -> tf.Tensor:
-            with tf.GradientTape() as tape:
-                kept = tf.where(drawn > 0.5, x * 2.0, 0.0)
-                loss = tf.reduce_mean(tf.square(tf.linalg.matvec(kept, variable) - y))
-            variable.assign_sub(0.1 * tape.gradient(loss, variable))
-            return loss
 
         @autodist.function
         def step(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -120,6 +121,27 @@ def test_replicas_draw_their_own_numbers_and_runs_repeat(cluster: Cluster, sourc
     first, second = (same(cluster.run(train, source=source)) for _ in range(2))
     for name, value in first.items():
         np.testing.assert_array_equal(second[name], value)
+
+
+def train_as_one_device(source: Callable[[], Any]) -> Values:
+    def build(_: int) -> Training:
+        numbers, weight = source(), tf.Variable(np.linspace(-1.0, 1.0, FEATURES))
+
+        def step(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            drawn = numbers.draw(tf.shape(x))
+            return update(weight, x, y, drawn), drawn
+
+        states = {f"state {position}": state for position, state in enumerate(numbers.state)}
+        return Training(step, lambda: {"weight": weight, **states})
+
+    rng = np.random.default_rng(3)
+    batches = [(rng.normal(size=(size, FEATURES)), rng.normal(size=size)) for size in (*SIZES, 2, 1)]
+    return compare_function(build, batches, autodist={"random": "global"})
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.__name__)
+def test_replicas_can_draw_the_numbers_of_one_device(cluster: Cluster, source: Callable[[], Any]) -> None:
+    same(cluster.run(train_as_one_device, source=source))
 
 
 def without_a_seed() -> Values:

@@ -68,10 +68,14 @@ def _called(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     return tf.tanh(a) + b * 0.5
 
 
+DRAWN = "draw"
+"""An operation whose numbers are one device's with `random="global"` only."""
+
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "tanh": _unary(tf.tanh),
     "square": _unary(tf.square),
     "root": _unary(lambda a: tf.sqrt(tf.abs(a) + 1.0)),
+    DRAWN: lambda a, b, choice: a * tf.random.stateless_uniform(tf.shape(a), [choice, 7], dtype=tf.float64),
     "negative": _unary(tf.negative),
     "stop": _unary(tf.stop_gradient),
     "softmax": _unary(tf.nn.softmax),

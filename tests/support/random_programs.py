@@ -7,7 +7,7 @@ list is a program, and hypothesis can make it shorter.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import cycle
 from typing import Any
 
@@ -19,7 +19,7 @@ from autodist_py.capture.doors.function import CapturedFunction
 from autodist_py.program.step_function import DistributedFunction
 from autodist_py.testing import compare
 from tests.support.promised import Unpromised
-from tests.support.random_parts import LOSSES, OPERATIONS, RESULTS, UPDATES, Gradients, Writes
+from tests.support.random_parts import DRAWN, LOSSES, OPERATIONS, RESULTS, UPDATES, Gradients, Writes
 
 FEATURES = 3
 CLASSES = 4
@@ -262,6 +262,8 @@ def run(program: RandomProgram) -> str:
     Raises:
         AssertionError: it differs; the message has the program.
     """
+    if program.batch_statistics == "replica":  # Each replica has numbers of its own.
+        program = replace(program, operations=tuple(one for one in program.operations if one.name != DRAWN))
     rng = np.random.default_rng(1)
     data = _Data(program, rng)
     variables = [
@@ -304,7 +306,9 @@ def run(program: RandomProgram) -> str:
     with ExitStack() as stack:
         builders = [builder for builder in (program.builder, program.in_turn_with) if builder]
         mode = program.batch_statistics
-        made = [stack.enter_context(AutoDist(strategy_builder=one, batch_statistics=mode)) for one in builders]
+        made = [
+            stack.enter_context(AutoDist(strategy_builder=one, batch_statistics=mode, random=mode)) for one in builders
+        ]
         replicas = len(made[0].resources.replica_devices)
         nothing = [array[:0] for array in data.batches[0]]
         if replicas > data.most_parts and not _runs_on([nothing], program, data, variables):

@@ -30,6 +30,7 @@ from autodist_py.capture.inexact import inexact
 from autodist_py.capture.recording.gradients import Origin
 from autodist_py.capture.recording.layers import LayerCall
 from autodist_py.capture.recording.user_code import line_of
+from autodist_py.kernel.ir.dataflow import drawing_ops
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import op_of
 from autodist_py.proto.errors import CaptureError
@@ -53,6 +54,7 @@ def with_statistics(
     layer_calls: Sequence[LayerCall] = (),
     shows_ops: bool = False,
     batch_statistics: str = "global",
+    random: str = "replica",
 ) -> GraphItem:
     """`item` with its statistics, and what each gradient and output does with examples.
 
@@ -67,12 +69,14 @@ def with_statistics(
         shows_ops: whether the values of ops are results too, after the others.
         batch_statistics: what is mixed where the step mixes examples: "global", those of the whole batch; "replica",
             each replica its own part.
+        random: which numbers replicas draw: those that one device draws ("global"), or each its own ("replica").
     """
+    draws_of_all = random == "global" and bool(drawing_ops(graph))
     solution = solve(item, whole, [one.losses for one in origins], tensor_of, batch, layer_calls)
     refusal: CaptureError | None = None
     try:
         done = _of_parts(item, graph, whole, origins, tensor_of, solution, shows_ops=shows_ops)
-        if batch_statistics == "replica" or _is_known(done):
+        if batch_statistics == "replica" or (_is_known(done) and not draws_of_all):
             return done
     except CaptureError as error:
         if batch_statistics == "replica":
@@ -80,13 +84,15 @@ def with_statistics(
         done, refusal = item, error
     try:
         insertion = Insertion(graph, solution, tensor_of)
-        exact = of_whole_batch(item, graph, insertion, tensor_of, batch, shows_ops=shows_ops)
+        exact = of_whole_batch(item, graph, insertion, tensor_of, batch, draws_of_all=draws_of_all, shows_ops=shows_ops)
     except NotFollowedError as error:
         if refusal is not None:
             raise refusal from error
-        if _is_training_known(done, graph):
+        if _is_training_known(done, graph) and not draws_of_all:
             return done
-        return replace(done, mixtures=(f"{error}, so that the step is not computed of the whole batch", *done.mixtures))
+        numbers = ", and its random numbers are other ones than on one device" if draws_of_all else ""
+        told = f"{error}, so that the step is not computed of the whole batch{numbers}"
+        return replace(done, mixtures=(told, *done.mixtures))
     _require_always_run(exact.statistics, whole)
     return exact
 

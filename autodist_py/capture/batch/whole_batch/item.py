@@ -27,6 +27,7 @@ def of_whole_batch(
     tensor_of: Callable[[str], tf.Tensor],
     batch: str,
     *,
+    draws_of_all: bool = False,
     shows_ops: bool = False,
 ) -> GraphItem:
     """`item`, whose gradients are parts of sums over examples, however its losses mix them.
@@ -37,6 +38,7 @@ def of_whole_batch(
         insertion: what puts statistics into it.
         tensor_of: a tensor of it by its name; only its shape and type are used.
         batch: whether workers are given the same ("global"), or each its own part ("local").
+        draws_of_all: whether each replica draws the random numbers of all examples, and takes those of its own.
         shows_ops: whether the values of ops are results too, after the others.
 
     Raises:
@@ -51,7 +53,8 @@ def of_whole_batch(
         for tensor, shape in zip(gradient.tensors, _shapes(gradient, item), strict=True)
     }
     results = [*shapes, *(output.tensor for output in item.outputs)]
-    found = WholeBatch(graph, Sources.of(item, graph, markers, batch), tensor_of, writers, shapes, results)
+    sources = Sources.of(item, graph, markers, batch)
+    found = WholeBatch(graph, sources, tensor_of, writers, shapes, results, draws_of_all)
     found.solve()
     gradients = tuple(_combined(gradient, graph, found, tensor_of) for gradient in item.gradients)
     for op, index in _told_same(graph, found, markers, tensor_of):

@@ -113,6 +113,8 @@ class WholeBatch(Values):
                 self._draw_alike(node)
             self._note_whole(node, reads)
             return (REPLICATED,)
+        if is_drawn and self.draws_of_all:
+            return self._drawn_of_all(node, reads, layouts)
         if MIXED in layouts:
             return self._followed(node, reads, layouts) or self._given_up(node, reads)
         if node.op in CONTROL_FLOW - _LEADS_IN:
@@ -165,7 +167,9 @@ class WholeBatch(Values):
         sources = Sources(function.view, set(), set(), function.random, set(), is_local=False)
         given = dict(zip((symbol.op.name for symbol in function.graph.inputs), arguments, strict=True))
         results = [symbol.name for symbol in function.graph.outputs]
-        inner = WholeBatch(function.view, sources, function.tensor, (), {}, results, given, self.functions)
+        inner = WholeBatch(
+            function.view, sources, function.tensor, (), {}, results, self.draws_of_all, given, self.functions
+        )
         try:
             inner.solve(function.live)
         except NotFollowedError:
@@ -180,6 +184,15 @@ class WholeBatch(Values):
         if reason is not None:
             self.refuse(node.name, reason)
         self.drawn.add(node.name)
+
+    def _drawn_of_all(
+        self, node: tf.compat.v1.NodeDef, reads: Sequence[str], layouts: Sequence[BatchLayout]
+    ) -> tuple[BatchLayout, ...]:
+        """The numbers that one device draws; what reads them beside a replica's rows takes those of these rows."""
+        if MIXED in layouts:
+            return self._given_up(node, reads)
+        self._draw_alike(node)
+        return self._all_combined(node, reads)
 
     def _as_read(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> tuple[BatchLayout, ...]:
         """The layouts of what `node` reads, when what is combined early is."""

@@ -53,6 +53,7 @@ class Values(ABC):
         writers: the ops that write variables, or show something.
         given_shapes: of tensors whose shape is known though the graph does not say it.
         results: what is computed: gradients and results of the program, or what the function returns.
+        draws_of_all: whether each replica draws the numbers of all examples, and takes those of its own.
         arguments: what the function is given, by the names of its ops; in it nothing is combined. None: of a program.
         functions: those that ops run.
         found: the layouts of what each op returns.
@@ -67,6 +68,7 @@ class Values(ABC):
     writers: Iterable[str]
     given_shapes: Mapping[str, tf.TensorShape]
     results: Iterable[str]
+    draws_of_all: bool = False
     arguments: Mapping[str, Held] | None = None
     functions: Functions = field(default_factory=Functions)
     found: dict[str, tuple[BatchLayout, ...]] = field(default_factory=dict, init=False)

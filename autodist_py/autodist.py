@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import tensorflow as tf
 
-from autodist_py.capture.assemble import CaptureOptions
+from autodist_py.capture.assemble import CaptureOptions, require_choices
 from autodist_py.capture.doors.function import CapturedFunction
 from autodist_py.capture.doors.keras import compiled_models, refused_models
 from autodist_py.capture.doors.keras_steps import Workers
@@ -50,14 +50,6 @@ from autodist_py.strategy_builders.base import StrategyBuilder, resolve_builder
 from autodist_py.tf_adapter import sharded
 
 _log = logging.getLogger(__name__)
-
-_CHOICES = {
-    "batch": ("global", "local"),
-    "loss_reduction": ("mean", "sum"),
-    "fetch_reduction": ("mean", "sum"),
-    "batch_statistics": ("global", "replica"),
-    "random": ("replica", "global"),
-}
 
 _POLICIES = {policy.name.lower(): policy for policy in tf.data.experimental.AutoShardPolicy if policy.name != "HINT"}
 
@@ -135,14 +127,7 @@ class AutoDist:
         stated, loss_reduction = loss_reduction, "mean" if loss_reduction is None else loss_reduction
         given = {"batch": batch, "loss_reduction": loss_reduction, "fetch_reduction": fetch_reduction}
         given |= {"batch_statistics": batch_statistics, "random": random}
-        for name, value in given.items():
-            if value not in _CHOICES[name]:
-                raise AutoDistError(f"{name} must be one of {', '.join(_CHOICES[name])}; received {value!r}")
-        if (random, batch_statistics) == ("global", "replica"):
-            raise AutoDistError(
-                'random="global" computes random numbers of the whole batch, and batch_statistics="replica" nothing. '
-                "Leave one of them out"
-            )
+        require_choices(given)
         with_added(PASSES, passes)  # Refuses what is none, before a worker is started.
         settings = Settings.from_environment()
         show_logs(settings.log_level)

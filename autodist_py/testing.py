@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from autodist_py.capture.assemble import CaptureOptions
+from autodist_py.capture.assemble import CaptureOptions, require_choices
 from autodist_py.capture.doors.function import CapturedFunction
 from autodist_py.diagnostics.comparison import Comparison, magnitude_of
 from autodist_py.kernel.pipeline import compile
@@ -111,9 +111,11 @@ def assert_equivalent(
 
     Raises:
         NotEquivalentError: a variable or result differs.
+        AutoDistError: no such loss_reduction, batch_statistics or random.
         CaptureError: an op cannot be computed of the whole batch, with batch_statistics="global".
         StrategyError: the builder cannot serve this step on one worker, or uses another number of replicas.
     """
+    require_choices({"loss_reduction": loss_reduction, "batch_statistics": batch_statistics, "random": random})
     builder = resolve_builder(strategy_builder)
     distributed = DistributedFunction(
         step,

@@ -13,9 +13,33 @@ from autodist_py.capture.shapes import full_shape
 from autodist_py.capture.traced import TracedGraph
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import ASSIGNED, KERNEL_SCOPE, REPLICA_SCOPE, is_reserved, op_of
-from autodist_py.proto.errors import CaptureError
+from autodist_py.proto.errors import AutoDistError, CaptureError
 from autodist_py.proto.graph_item import Gradient, GraphItem, Statistic, Variable
 from autodist_py.proto.text import some
+
+_CHOICES = {
+    "batch": ("global", "local"),
+    "loss_reduction": ("mean", "sum"),
+    "fetch_reduction": ("mean", "sum"),
+    "batch_statistics": ("global", "replica"),
+    "random": ("replica", "global"),
+}
+
+
+def require_choices(given: Mapping[str, str]) -> None:
+    """Refuse what is no choice of the user's, among `AutoDist`'s arguments by name.
+
+    Raises:
+        AutoDistError: which may be chosen, or which cannot be chosen together.
+    """
+    for name, value in given.items():
+        if value not in _CHOICES[name]:
+            raise AutoDistError(f"{name} must be one of {', '.join(_CHOICES[name])}; received {value!r}")
+    if (given["random"], given["batch_statistics"]) == ("global", "replica"):
+        raise AutoDistError(
+            'random="global" computes random numbers of the whole batch, and batch_statistics="replica" nothing. '
+            "Leave one of them out"
+        )
 
 
 @dataclass(frozen=True, slots=True)

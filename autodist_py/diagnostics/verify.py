@@ -159,6 +159,8 @@ def compare_runs(
         _find_op(script, plain[0], one_device, distributed, tolerance, console)
     except AutoDistError as error:
         _say(console, f"the first op to part was not found: {error}")
+        if isinstance(error, RunFailedError) and error.output:
+            _say(console, f"It printed:\n{error.output.rstrip()}")
     return False
 
 
@@ -191,9 +193,9 @@ def _find_op(
     else:
         _say(
             console,
-            "random ops draw other numbers on each replica, and batch normalization is of a replica's own examples. "
-            "What a compressor or a looser consistency gives up, `autodist plan` says; docs/exactness.md lists what "
-            "cannot be equal",
+            'random ops draw other numbers on each replica, but with AutoDist(random="global"), and with '
+            'batch_statistics="replica" each normalizes its own examples. What a compressor or a looser consistency '
+            "gives up, `autodist plan` says; docs/exactness.md lists what cannot be equal",
         )
 
 

@@ -101,8 +101,15 @@ STANDS_ONCE = INPUTS | ITERATOR_NEXT | TABLES
 
 SEEDED_RANDOM = frozenset(
     {
+        "AllCandidateSampler",
+        "FixedUnigramCandidateSampler",
+        "FractionalAvgPool",
+        "FractionalMaxPool",
+        "LearnedUnigramCandidateSampler",
+        "LogUniformCandidateSampler",
         "Multinomial",
         "ParameterizedTruncatedNormal",
+        "RandomCrop",
         "RandomGamma",
         "RandomPoisson",
         "RandomPoissonV2",
@@ -110,10 +117,14 @@ SEEDED_RANDOM = frozenset(
         "RandomStandardNormal",
         "RandomUniform",
         "RandomUniformInt",
+        "SampleDistortedBoundingBox",
+        "SampleDistortedBoundingBoxV2",
+        "ThreadUnsafeUnigramCandidateSampler",
         "TruncatedNormal",
+        "UniformCandidateSampler",
     }
 )
-"""Stateful random op types, whose stream is set by their attributes `seed` and `seed2`."""
+"""Random op types that keep a stream, which their attributes `seed` and `seed2` set."""
 
 SEED_INPUT = {
     **dict.fromkeys(

@@ -205,8 +205,8 @@ def _arg_reduction(operands: Operands) -> BatchLayout:
 
 def _batch_norm(operands: Operands) -> tuple[BatchLayout, ...]:
     rows = SHARDED if operands.layouts[0] is SHARDED and set(operands.layouts[1:]) == {REPLICATED} else MIXED
-    if not operands.node.attr["is_training"].b:
-        return (rows, REPLICATED, REPLICATED, REPLICATED, REPLICATED, REPLICATED)
+    if not operands.node.attr["is_training"].b:  # It returns what it is given: mean and variance.
+        return (rows, *[REPLICATED if set(operands.layouts[1:]) == {REPLICATED} else MIXED] * 5)
     return (rows, PARTIAL_MEAN if rows is SHARDED else MIXED, MIXED, MIXED, MIXED, MIXED)
 
 

@@ -140,7 +140,7 @@ def _sparse_segments(operands: Operands) -> _Found:
 
 
 def _segments(operands: Operands) -> _Found:
-    return SHARDED if operands.layouts == (SELECTED, SELECTED_INDICES) else MIXED
+    return SHARDED if operands.layouts == (SELECTED, SELECTED_INDICES) else None
 
 
 def _product(operands: Operands) -> _Found:

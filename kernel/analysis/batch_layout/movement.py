@@ -60,8 +60,10 @@ def _reshape(operands: Operands) -> BatchLayout:
         return layout if target is REPLICATED else MIXED
     if layout is SHARDED and target is SHAPE:
         return SHARDED
-    if operands.leading[1] == 1 and (
-        layout in (SHARDED, UNIQUE, TAILED) or (layout is SELECTED_INDICES and operands.row in ((), (1,)))
+    if (
+        operands.leading[1] == 1
+        and operands.integers(1) in (None, [-1])
+        and (layout in (SHARDED, UNIQUE, TAILED) or (layout is SELECTED_INDICES and operands.row in ((), (1,))))
     ):
         return layout  # All elements, in their order.
     sizes = operands.integers(1)
@@ -206,7 +208,8 @@ def _histogram(operands: Operands) -> BatchLayout:
     """A count of values for each row, as `tf.math.bincount` with an axis makes."""
     values, size, weights = operands.layouts
     of_rows = operands.ranks[0] == 2 and values is SHARDED and size is REPLICATED
-    return SHARDED if of_rows and weights in (SHARDED, REPLICATED) else MIXED
+    has_none = weights is REPLICATED and operands.leading[2] == 0
+    return SHARDED if of_rows and (weights is SHARDED or has_none) else MIXED
 
 
 def _split(operands: Operands) -> BatchLayout:

@@ -1,5 +1,6 @@
 """`AutoDist(random="global")`: replicas draw the numbers that one device draws."""
 
+import functools
 from collections.abc import Callable, Mapping
 
 import keras
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist_py import AutoDist, AutoDistError
+from autodist_py import AutoDist, AutoDistError, testing
+from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.testing import NotEquivalentError, assert_equivalent
@@ -108,6 +110,14 @@ def test_layers_of_keras_draw_what_they_draw_on_one_device(name: str) -> None:
     assert_equivalent(step, given, replicas=REPLICAS, random="global", tolerance=1e-9)
 
 
+def test_values_of_ops_can_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `autodist verify` shows them, of which a sum's gradient has some that only look as if they differed."""
+    monkeypatch.setattr(testing, "CaptureOptions", functools.partial(CaptureOptions, shows_ops=True))
+    rng = np.random.default_rng(1)
+    step = trained_by(lambda z: tf.nn.dropout((z - tf.reduce_mean(z, 0)) ** 3, 0.4, seed=3))
+    assert_equivalent(step, [(rng.normal(size=(7, 3)),)] * 3, replicas=REPLICAS, random="global", tolerance=1e-9)
+
+
 def trained_by(rows: Rows) -> Callable[[tf.Tensor], tf.Tensor]:
     weight = tf.Variable(np.ones((3, 4)))
 
@@ -145,15 +155,45 @@ def test_numbers_that_cannot_be_those_of_one_device_are_refused() -> None:
         assert "its random numbers are other ones than on one device" in mixture
 
 
-def test_a_seedless_draw_is_refused() -> None:
-    def seedless(z: tf.Tensor) -> tf.Tensor:
-        return z * tf.raw_ops.RandomUniform(shape=tf.shape(z), dtype=tf.float64)
+SEEDLESS: Mapping[str, Rows] = {
+    "rows": lambda z: z * tf.raw_ops.RandomUniform(shape=tf.shape(z), dtype=tf.float64),
+    "classes": lambda z: z * tf.cast(sampled(z), tf.float64),
+    "pooled": lambda z: tf.nn.fractional_max_pool(z[:, None, :, None], [1.0, 1.0, 1.4, 1.0])[0],
+}
 
-    rng = np.random.default_rng(1)
+
+def sampled(z: tf.Tensor, seed: int = 0) -> tf.Tensor:
+    """Four classes that are no example's own."""
+    own = tf.cast(z[:, :1] > 0.0, tf.int64)
+    return tf.raw_ops.LogUniformCandidateSampler(
+        true_classes=own, num_true=1, num_sampled=4, unique=True, range_max=20, seed=seed
+    )[0]
+
+
+@pytest.mark.parametrize("name", SEEDLESS)
+def test_a_seedless_draw_is_refused(name: str) -> None:
+    given = [(np.random.default_rng(1).normal(size=(4, 3)),)] * 3
     with pytest.raises(CaptureError, match="without a seed"):
-        assert_equivalent(trained_by(seedless), [(rng.normal(size=(4, 3)),)] * 3, random="global")
+        assert_equivalent(trained_by(SEEDLESS[name]), given, random="global")
+
+
+SEEDED: Mapping[str, Rows] = {
+    "classes": lambda z: z * tf.cast(sampled(z, seed=3), tf.float64),
+    "pooled": lambda z: tf.nn.fractional_max_pool(z[:, None, :, None], [1.0, 1.0, 1.4, 1.0], seed=3)[0],
+}
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_samples_for_the_whole_batch_are_those_of_one_device(name: str) -> None:
+    """By default, too: they are of no example."""
+    given = [(np.random.default_rng(1).normal(size=(7, 3)),)] * 4
+    assert_equivalent(trained_by(SEEDED[name]), given, replicas=REPLICAS, tolerance=1e-9)
 
 
 def test_replicas_that_mix_their_parts_cannot_draw_of_all() -> None:
     with pytest.raises(AutoDistError, match="Leave one of them out"):
         AutoDist(random="global", batch_statistics="replica")
+    with pytest.raises(AutoDistError, match="Leave one of them out"):
+        assert_equivalent(trained_by(noise), [], random="global", batch_statistics="replica")
+    with pytest.raises(AutoDistError, match="random must be one of replica, global; received 'globl'"):
+        assert_equivalent(trained_by(noise), [], random="globl")

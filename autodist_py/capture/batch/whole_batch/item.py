@@ -67,7 +67,8 @@ def of_whole_batch(
         insertion.read_value(tensor, value)
     outputs = tuple(_result(output, found, insertion) for output in item.outputs)
     if shows_ops:
-        outputs += tuple(known_values(graph, graph.nodes.keys(), found.layout, tensor_of))
+        known = known_values(graph, graph.nodes.keys(), found.layout, tensor_of)
+        outputs += tuple(output for output in known if _is_shown(output, found))
     return replace(
         item,
         graph_def=insertion.graph_def().SerializeToString(deterministic=True),
@@ -113,6 +114,12 @@ def _shapes(gradient: Gradient, item: GraphItem) -> Iterator[tf.TensorShape]:
     yield tf.TensorShape([None])
     yield tf.TensorShape([None, *shape[1:]])
     yield tf.TensorShape([len(shape)])
+
+
+def _is_shown(output: Output, found: WholeBatch) -> bool:
+    """Whether a value can be shown: one of unknown size that is the same on all may be made of a replica's sizes."""
+    is_fixed = output.shape is not None and None not in output.shape
+    return output.reduction != "same" or is_fixed or op_of(output.tensor) in found.whole
 
 
 def _result(output: Output, found: WholeBatch, insertion: Insertion) -> Output:

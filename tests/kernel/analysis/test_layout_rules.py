@@ -1,0 +1,130 @@
+"""The rules of batch layouts, each against its definition: what replicas make of their parts, joined, is the whole."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist_py.kernel.analysis.batch_layout.arithmetic import ARITHMETIC
+from autodist_py.kernel.analysis.batch_layout.back_propagation import BACK_PROPAGATION
+from autodist_py.kernel.analysis.batch_layout.layouts import (
+    COUNT,
+    MIXED,
+    PARTIAL_MEAN,
+    PARTIAL_SUM,
+    REPLICATED,
+    SHAPE,
+    SHARDED,
+    TAKES_SHAPE,
+    BatchLayout,
+    Operands,
+)
+from autodist_py.kernel.analysis.batch_layout.linear import LINEAR
+from autodist_py.kernel.analysis.batch_layout.movement import LAYOUT
+from autodist_py.kernel.analysis.batch_layout.rules import layout_of
+from autodist_py.kernel.ir.graph import SEED_INPUT, SEEDED_RANDOM
+from tests.support.rule_samples import Sample, samples
+
+OF_RESOURCES = frozenset({"LookupTableFindV2", "ResourceGather", "ResourceGatherNd"})
+KNOWN = sorted(
+    (ARITHMETIC.keys() | LAYOUT.keys() | LINEAR | BACK_PROPAGATION.keys())
+    - (OF_RESOURCES | SEEDED_RANDOM | SEED_INPUT.keys())
+)
+"""But for those of which each replica has numbers of its own, and for those of resources, which have a twin here."""
+
+TRIED, ENOUGH = 100, 2
+SINGLE = frozenset(map(np.dtype, (np.float32, np.complex64)))
+FAILS_ON_NONE = frozenset(
+    {"Conv2D", "Conv3D", "DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropFilter", "FusedBatchNormV3"}
+)
+"""Of no rows the first three return another shape, in float32 by oneDNN; the next one returns what stood in memory
+before, and the last one NaN for what it is given."""
+JOINED = frozenset({COUNT, PARTIAL_MEAN, PARTIAL_SUM, REPLICATED, SHAPE, SHARDED})
+
+
+def layouts_of(sample: Sample) -> tuple[BatchLayout, ...]:
+    """What the rules say of each result."""
+    op = sample.op
+    constants = [value if known else None for value, known in zip(sample.values, sample.constant, strict=True)]
+    operands = Operands.of(op.node_def, list(op.inputs), sample.layouts, constants, sample.blocks)
+    found = layout_of(operands)
+    if found is MIXED and op.type in BACK_PROPAGATION:
+        found = BACK_PROPAGATION[op.type](operands)
+    return found if isinstance(found, tuple) else (found,) * len(op.outputs)
+
+
+def combined(sample: Sample, found: Sequence[BatchLayout]) -> list[int]:
+    """The inputs that an op beside rows reads combined, but for shapes that say how many rows to return."""
+    if SHARDED not in found:
+        return []
+    takes = TAKES_SHAPE.get(sample.op.type)
+    return [
+        index
+        for index, layout in enumerate(sample.layouts)
+        if layout not in (SHARDED, REPLICATED) and not (index == takes and layout in (SHAPE, COUNT))
+    ]
+
+
+def joined(layout: BatchLayout, own: Sequence[np.ndarray], parts: Sequence[int]) -> Iterator[np.ndarray]:
+    """The value for the whole batch, from those of the replicas: all that it must be."""
+    if layout is REPLICATED:
+        yield from own
+    elif layout is SHARDED:
+        yield np.concatenate(own)
+    elif layout is PARTIAL_MEAN:
+        yield np.sum([value * part / sum(parts) for value, part in zip(own, parts, strict=True) if part], axis=0)
+    elif layout is SHAPE:
+        for value in own:
+            yield np.array([sum(one[0] for one in own), *value[1:]])
+    else:
+        yield sum(own[1:], own[0])
+
+
+def difference(value: np.ndarray, wanted: np.ndarray) -> float:
+    if value.shape != wanted.shape:
+        return float("inf")
+    if value.dtype.kind not in "fc":
+        return float(not np.array_equal(value, wanted))
+    exact = np.isclose(value, wanted, rtol=0.0, atol=0.0, equal_nan=True)
+    size = 1.0 + np.abs(np.nan_to_num(wanted)).max(initial=0.0)
+    with np.errstate(invalid="ignore"):
+        return float(np.where(exact, 0.0, np.abs(value - wanted) / size).max(initial=0.0))
+
+
+def check(sample: Sample, found: Sequence[BatchLayout], rng: np.random.Generator) -> bool:
+    """Compare; whether anything could be."""
+    if 0 in sample.parts and sample.op.type in FAILS_ON_NONE:
+        return False
+    whole = sample.run(sample.values)
+    own = []
+    for inputs, part in zip(sample.of_replicas(rng, combined(sample, found)), sample.parts, strict=True):
+        try:
+            own.append(sample.run(inputs))
+        except (tf.errors.OpError, ValueError):
+            if part:
+                raise
+            return False  # On nothing an op may fail, and the step then does.
+    for index, (layout, wanted) in enumerate(zip(found, whole, strict=True)):
+        if layout not in JOINED:
+            continue
+        for value in joined(layout, [results[index] for results in own], sample.parts):
+            kinds = {value.dtype, *(one.dtype for one in sample.values)}
+            tolerance = 1e-4 if kinds & SINGLE else 1e-9
+            assert difference(np.asarray(value), wanted) <= tolerance, f"{found}, {value} for {wanted}: {sample}"
+    return not JOINED.isdisjoint(found)
+
+
+@pytest.mark.parametrize("op_type", KNOWN)
+def test_a_rule_is_true_on_random_parts(op_type: str) -> None:
+    """A few samples of all combinations of layouts that come up."""
+    rng = np.random.default_rng(1)
+    checked: Counter[tuple[tuple[BatchLayout, ...], ...]] = Counter()
+    for sample in samples(op_type, seed=1, tries=TRIED):
+        found = layouts_of(sample)
+        kind = (sample.layouts, found)
+        is_said = set(found) != {MIXED} and any(layout is not REPLICATED for layout in sample.layouts)
+        if is_said and checked[kind] < ENOUGH:
+            checked[kind] += check(sample, found, rng)
+    assert checked.total(), "no sample of it is followed"

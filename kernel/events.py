@@ -1,6 +1,7 @@
 """The communication of one step, as values: what workers tell one another and servers, and in which order.
 
 `schedule.py` decides it, once, on the captured graph; passes lower it. So all that is named here is of that graph.
+It is long, as all kinds of events stand here.
 """
 
 from collections import Counter

@@ -18,6 +18,25 @@ def batch_specs(program: Program) -> list[TensorSpec]:
     return [] if batch is None else [TensorSpec(name, tf.int64, ()) for name in (batch.total, *batch.rows)]
 
 
+def some_rows(begin: tf.Tensor, count: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Where the examples begin and end that a replica computes with: its own, or one of another's if it has none.
+
+    It counts for nothing then (`replica_weights`, `counting_rows`). TensorFlow has ops that fail on an empty tensor.
+
+    Args:
+        begin: the number of examples before its own (int64).
+        count: of its own.
+        total: of all: where it is 0, there is none to compute with.
+    """
+    first = tf.maximum(tf.minimum(begin, total - 1), 0)
+    return first, tf.minimum(first + tf.maximum(count, 1), total)
+
+
+def counting_rows(rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """`rows`, but none of a replica whose weight is 0: those that it computed with are another's."""
+    return rows[: tf.where(weight > 0, tf.shape(rows)[0], 0)]
+
+
 def own_rows(value: tf.Tensor, places: Sequence[tf.Tensor], message: str) -> tf.Tensor:
     """The rows of a replica's examples, of `value`, which has equally many for each example of the batch.
 
@@ -126,6 +145,15 @@ def raw_gradient(gradient: Gradient, shapes: Sequence[Shape], view: GraphView, r
         TensorSpec(marker.input[0], tf.as_dtype(marker.attr["T"].type), known)
         for marker, known in zip(markers, shapes, strict=True)
     ]
+
+
+def weighted_rows(
+    gradient: Gradient, indices: tf.Tensor, values: tf.Tensor, weight: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """A replica's rows of a sparse gradient as they count: their indices, and weighted values."""
+    if gradient.indices != "same":
+        indices, values = counting_rows(indices, weight), counting_rows(values, weight)
+    return indices, weighted(values, weight)
 
 
 def joined_rows(

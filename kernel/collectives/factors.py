@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from autodist_py.kernel.analysis.first_batch import most_replicas
 from autodist_py.kernel.analysis.products import products_of
-from autodist_py.kernel.analysis.replica_weights import dense_bytes, summed_as, weighted_each
+from autodist_py.kernel.analysis.replica_weights import counting_rows, dense_bytes, summed_as, weighted_each
 from autodist_py.kernel.collectives.collectives import Collectives
 from autodist_py.kernel.collectives.local import copied
 from autodist_py.kernel.collectives.members import members_of
@@ -237,7 +237,7 @@ def _worker_rows(
     for (tensor,), weight, device in zip(copies, weights, devices, strict=True):
         with tf.device(device):
             rows = tf.reshape(tensor, [-1, factor.width])
-            counting.append(rows[: tf.where(weight > 0, tf.shape(rows)[0], 0)])
+            counting.append(counting_rows(rows, weight))
     if factor.is_weighted:
         counting = weighted_each(counting, weights, devices)
     with tf.device(devices[0]):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from autodist_py.kernel.analysis.replica_weights import replica_weights, weighted
+from autodist_py.kernel.analysis.replica_weights import counting_rows, replica_weights, weighted
 from autodist_py.kernel.collectives.collectives import CARRIED, Collectives
 from autodist_py.kernel.collectives.rows import gathered_rows
 from autodist_py.kernel.ir.fragment import TensorSpec
@@ -61,10 +61,10 @@ def combine(
         results: dict[int, tf.Tensor] = {}
         summed: dict[tf.DType, dict[int, tf.Tensor]] = {}
         for position, (part, copies) in enumerate(zip(parts, values, strict=True)):
-            if part.reduction == "local rows":
-                results[position] = tf.concat(copies, axis=0)
-            elif part.reduction == "rows":
-                results[position] = gathered_rows(tf.concat(copies, axis=0), collectives)
+            if part.reduction in ("local rows", "rows"):
+                weights = replica_weights(program, batch, "sum")
+                rows = tf.concat([counting_rows(*one) for one in zip(copies, weights, strict=True)], axis=0)
+                results[position] = rows if part.reduction == "local rows" else gathered_rows(rows, collectives)
             elif part.dtype in SUMMED:
                 own = _contribution(program, part, batch, [_numbers(copy) for copy in copies])
                 summed.setdefault(own.dtype, {})[position] = own

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from autodist_py.kernel.analysis.replica_weights import joined_rows, sum_duplicates, weighted
+from autodist_py.kernel.analysis.replica_weights import joined_rows, sum_duplicates, weighted_rows
 from autodist_py.kernel.analysis.row_access import adds_rows_up
 from autodist_py.kernel.collectives.collectives import Collectives
 from autodist_py.kernel.compressors.rounding import rounded, travelling
@@ -57,7 +57,7 @@ def _own_rows(
     parts = []
     for device, (indices, values, _), weight in zip(devices, copies, weights, strict=True):
         with tf.device(device):
-            parts.append((indices, weighted(values, weight)))
+            parts.append(weighted_rows(gradient, indices, values, weight))
     is_sent = len(program.topology.workers) > 1
     sums_before = is_sent and gradient.indices != "same" and adds_rows_up(program, gradient)
     sums = program.options.sum_duplicates or sums_before

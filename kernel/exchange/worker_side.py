@@ -14,6 +14,7 @@ from autodist_py.kernel.analysis.replica_weights import (
     replica_weights,
     summed_as,
     weighted,
+    weighted_rows,
 )
 from autodist_py.kernel.compressors.coding import Coding, compressor_for
 from autodist_py.kernel.events import Exchange, ServerPlan
@@ -215,19 +216,20 @@ def summed_gradients(
             else:  # It is computed from replicated values alone: equal on all replicas.
                 replicas, weights = replicas[:1], [tf.ones([], tf.float64)]
             scale = _scale(program, gradient, batch)
-            values = [
-                weighted(tensors[values_of(gradient)], weight if scale is None else weight * scale)
-                for tensors, weight in zip(replicas, weights, strict=True)
-            ]
+            weights = weights if scale is None else [weight * scale for weight in weights]
             if gradient.is_sparse:
-                parts = [(tensors[0], own) for tensors, own in zip(replicas, values, strict=True)]
+                parts = [
+                    weighted_rows(gradient, indices, values, weight)
+                    for (indices, values, _), weight in zip(replicas, weights, strict=True)
+                ]
                 sums = program.options.sum_duplicates or gradient.variable in summable
                 indices, rows = joined_rows(gradient, parts, sums=sums)
                 if gradient.indices == "same":  # They are the first replica's, as the shape is: an op stands for all.
                     indices = tf.identity(indices)
                 summed.append([indices, rows, tf.identity(replicas[0][2])])
             else:
-                summed.append([tf.add_n(values)])
+                own = [weighted(value, weight) for (value,), weight in zip(replicas, weights, strict=True)]
+                summed.append([tf.add_n(own)])
         return summed
 
 

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from autodist_py.kernel.analysis.replica_weights import some_rows
 from autodist_py.kernel.collectives.collectives import Collectives
 from autodist_py.kernel.events import CountExamples
 from autodist_py.kernel.ir.batched import BatchedTensor, batched_tensors, require_batch
@@ -28,7 +29,9 @@ class SplitBatch:
     Ensures: each op of replica i that read a batched tensor reads its part of the rows. Parts are contiguous and in
         replica order, and the first ones are a row longer where the rows do not divide, so together they are the
         batch in its order. With `batch="global"` the parts are those of all replicas of the cluster; with "local",
-        of this worker's. What iterators give may have other numbers of rows: all are cut in the same proportions.
+        of this worker's. Where all replicas of the cluster step together, one that is left without any computes with a
+        row of another's part, and counts for nothing. What iterators give may have other numbers of rows: all are cut
+        in the same proportions.
         `program.replication.batch` names the tensors that count the rows, of the replicas that step together.
 
     Example, on one worker of two replicas: `w -= mean(x)`.
@@ -92,6 +95,7 @@ def _split(
     """
     topology = program.topology
     is_global = program.options.batch == "global"
+    are_all_there = is_global and topology.replicas == topology.everyone
     count = sum(replica.trains for replica in (topology.everyone if is_global else topology.local_replicas))
     with tf.device(topology.host):
         lengths = [tf.shape(tensors[groups.index(group)], out_type=tf.int64)[0] for group in sorted(set(groups))]
@@ -103,14 +107,15 @@ def _split(
             index = replica.index if is_global else position
             begin = index * each + tf.minimum(tf.constant(index, tf.int64), longer)
             size = each + tf.cast(index < longer, tf.int64) if replica.trains else tf.zeros([], tf.int64)
-            ends = [(begin, begin + size) if one is None else (begin * one, (begin + size) * one) for one in whole]
+            first, last = some_rows(begin, size, rows) if are_all_there else (begin, begin + size)
+            ends = [(first, last) if one is None else (first * one, last * one) for one in whole]
             parts.append([tensor[slice(*ends[group])] for tensor, group in zip(tensors, groups, strict=True)])
             sizes.append(size if len(lengths) == 1 else size * tf.reduce_max(tf.stack(whole)))
-            begins.append(begin)
-            counts.append(size)
+            begins.append(first)
+            counts.append(last - first)
         given = lengths[0] if len(lengths) == 1 else tf.reduce_max(tf.stack(lengths))
         takes_own = any(statistic.reduction in ("own", "cut") for statistic in program.item.statistics)
-        if is_global and topology.replicas == topology.everyone:
+        if are_all_there:
             return parts, sizes, given, [rows, *begins, *counts] if takes_own else []
         own = tf.add_n(sizes) if is_global or not count else given
         if is_global or collectives.num_workers == 1:

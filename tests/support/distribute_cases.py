@@ -1,7 +1,7 @@
 """Programs of `tf.distribute`, each a function of a strategy: what it returns and leaves behind is compared.
 
 They are run under TensorFlow's own strategy and under ours, in processes of their own: see `distribute_worker.py`.
-Those of `OURS` ask what only ours has.
+Those of `OURS` ask what only ours has. It is long, as it is a list of them.
 """
 
 import tempfile

@@ -105,7 +105,7 @@ def check(sample: Sample, found: Sequence[BatchLayout], rng: np.random.Generator
         except (tf.errors.OpError, ValueError):
             if part:
                 raise
-            return False  # On nothing an op may fail, and the step then does.
+            return False  # On nothing an op may fail.
     for index, (layout, wanted) in enumerate(zip(found, whole, strict=True)):
         if layout not in JOINED:
             continue

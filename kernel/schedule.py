@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from autodist_py.kernel.analysis.event_graph import Waits, waits
 from autodist_py.kernel.analysis.outputs import differing, output_reduction
-from autodist_py.kernel.analysis.replica_weights import summed_as
+from autodist_py.kernel.analysis.replica_weights import knows_counts, summed_as
 from autodist_py.kernel.analysis.server_ops import server_plans
 from autodist_py.kernel.collectives.collectives import CARRIED
 from autodist_py.kernel.collectives.compute_order import computed_first
@@ -246,9 +246,10 @@ def _of_data(program: Program) -> Iterator[Event]:
 
 def _statistics(program: Program) -> Iterator[ReduceStatistics]:
     """The statistics that are combined; those that are ready at once together."""
+    silent = {"part", "own", "cut", "same"} | ({"count"} if knows_counts(program) else set())
     found: dict[tuple[int, int], list[Statistic]] = {}
     for statistic in program.item.statistics:
-        if statistic.reduction not in ("part", "own", "cut", "same"):
+        if statistic.reduction not in silent:
             op = op_of(statistic.tensor)
             found.setdefault((program.analysis.level[op], program.analysis.phase[op]), []).append(statistic)
     for (level, phase), statistics in sorted(found.items()):
@@ -258,6 +259,8 @@ def _statistics(program: Program) -> Iterator[ReduceStatistics]:
 def _of_statistics(program: Program, statistics: Sequence[Statistic], level: int, phase: int) -> ReduceStatistics:
     nodes = program.analysis.captured.nodes
     sizes = [_bytes(statistic.dtype, statistic.shape, statistic.reduction) for statistic in statistics]
+    weighted = {summed_as(tf.as_dtype(one.dtype)) for one in statistics if one.reduction == "moments"}
+    sizes += [dtype.size for dtype in weighted]  # Beside moments goes how much they count.
     return ReduceStatistics(
         needs=tuple(nodes[op_of(statistic.tensor)].input[0] for statistic in statistics),
         gives=tuple(statistic.tensor for statistic in statistics),

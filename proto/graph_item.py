@@ -27,7 +27,7 @@ LOSS_REDUCTIONS = ("mean", "sum")
 GRADIENT_REDUCTIONS = ("", *LOSS_REDUCTIONS, "add", "average")
 OUTPUT_REDUCTIONS = ("", *LOSS_REDUCTIONS, "rows", "same")
 INDICES = ("", "distinct", "same")
-STATISTIC_REDUCTIONS = ("sum", "mean", "add", "rows", "share", "same", "part", "own", "cut")
+STATISTIC_REDUCTIONS = ("sum", "mean", "add", "rows", "share", "same", "part", "own", "cut", "moments", "count")
 
 GRAPH_DEF_URL = "type.googleapis.com/tensorflow.GraphDef"
 VARIABLE_DEF_URL = "type.googleapis.com/tensorflow.VariableDef"
@@ -191,8 +191,9 @@ class Statistic:
     "share" (the sum, times the replica's share of the examples), "same" (equal already, as the number of features
     is), "part" (the replica's own value, times its share; not combined: see `Gradient.in_parts`), "own" (of rows of the
     whole batch, which all replicas have, those of the replica's own examples), or "cut" (likewise, but any part of the
-    rows, as they are no examples'). Of the shape, only the first dimension of rows, and those of "same", "own" and
-    "cut", may be unknown.
+    rows, as they are no examples'), "moments" (a mean over examples, and the variance about it, one after the other
+    along axis 0), or "count" (the sum, of what is so many times the number of the replica's examples on each). Of the
+    shape, only the first dimension of rows, and those of "same", "own" and "cut", may be unknown.
     """
 
     tensor: str

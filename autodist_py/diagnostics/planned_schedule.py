@@ -51,10 +51,13 @@ def _of_all_examples(item: GraphItem) -> str:
     view = GraphView(tf.compat.v1.GraphDef.FromString(item.graph_def))
     rows = []
     for statistic in item.statistics:
-        if statistic.reduction not in ("mean", "rows", "sum"):
+        if statistic.reduction not in ("mean", "moments", "rows", "sum"):
             continue
         marker = op_of(statistic.tensor)
-        names = sorted(view.dataflow_consumers([marker]), key=lambda name: (name.startswith("gradient_tape/"), name))
+        readers_of = view.dataflow_consumers([marker])
+        if statistic.reduction == "moments":  # They are taken apart first.
+            readers_of = view.dataflow_consumers(readers_of)
+        names = sorted(readers_of, key=lambda name: (name.startswith("gradient_tape/"), name))
         readers = [f"{view.nodes[name].op} '{name}'" for name in names]
         nbytes = (
             math.prod(size for size in statistic.shape or () if size is not None) * tf.as_dtype(statistic.dtype).size

@@ -5,11 +5,26 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from autodist_py.kernel.ir.batched import batched_tensors
 from autodist_py.kernel.ir.fragment import Shape, TensorSpec
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import on_replica, op_of
 from autodist_py.kernel.program import Program
 from autodist_py.proto.graph_item import Gradient
+
+
+def are_all_there(program: Program) -> bool:
+    """Whether all replicas of the cluster step together, on one batch: none of them is without examples to compute with.
+
+    So each knows what it computes with is so many times of.
+    """
+    return program.options.batch == "global" and program.topology.replicas == program.topology.everyone
+
+
+def knows_counts(program: Program) -> bool:
+    """Whether each replica can tell by itself what one device has of a "count"."""
+    is_split = bool(batched_tensors(program.item, program.analysis.captured))
+    return is_split and are_all_there(program) and all(source.kind != "part" for source in program.item.inputs)
 
 
 def batch_specs(program: Program) -> list[TensorSpec]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from autodist_py.kernel.analysis.replica_weights import counting_rows, replica_weights, weighted
+from autodist_py.kernel.analysis.replica_weights import counting_rows, replica_weights, summed_as, weighted
 from autodist_py.kernel.collectives.collectives import CARRIED, Collectives
 from autodist_py.kernel.collectives.rows import gathered_rows
 from autodist_py.kernel.ir.fragment import TensorSpec
@@ -26,8 +26,8 @@ class Part:
         copies: its name on each local replica.
         dtype: its type.
         shape: its shape; static, but for the first dimension of rows.
-        reduction: "sum", "mean", "add", "rows" or "share", as a GraphItem's statistics say; "local rows", this
-            worker's; or "first", the first replica's.
+        reduction: "sum", "mean", "add", "rows", "share" or "moments", as a GraphItem's statistics say; "local rows",
+            this worker's; or "first", the first replica's.
     """
 
     copies: tuple[str, ...]
@@ -58,9 +58,12 @@ def combine(
         collectives: what moves data between workers.
     """
     with tf.device(program.topology.host):
-        results: dict[int, tf.Tensor] = {}
+        moments = [position for position, part in enumerate(parts) if part.reduction == "moments"]
+        results = _moments_together(program, batch, {position: values[position] for position in moments}, collectives)
         summed: dict[tf.DType, dict[int, tf.Tensor]] = {}
         for position, (part, copies) in enumerate(zip(parts, values, strict=True)):
+            if position in results:
+                continue
             if part.reduction in ("local rows", "rows"):
                 weights = replica_weights(program, batch, "sum")
                 rows = tf.concat([counting_rows(*one) for one in zip(copies, weights, strict=True)], axis=0)
@@ -102,6 +105,53 @@ def _sum_together(parts: Mapping[int, tf.Tensor], collectives: Collectives) -> d
     return {
         position: tf.reshape(piece, part.shape) for (position, part), piece in zip(parts.items(), pieces, strict=True)
     }
+
+
+def _moments_together(
+    program: Program, batch: Sequence[tf.Tensor], parts: Mapping[int, Sequence[tf.Tensor]], collectives: Collectives
+) -> dict[int, tf.Tensor]:
+    """Of all examples what `parts` have of a replica's each, a mean and a variance: of one type, by one gather.
+
+    Sums of squares would do by one sum, but lose what a variance is smaller than the square of its mean.
+    """
+    found: dict[int, tf.Tensor] = {}
+    by_type: dict[tf.DType, dict[int, tf.Tensor]] = {}
+    for position, copies in parts.items():
+        dtype = summed_as(copies[0].dtype)
+        by_type.setdefault(dtype, {})[position] = tf.cast(tf.stack(copies), dtype)
+    for dtype, of_replicas in by_type.items():
+        weights = tf.cast(tf.stack(replica_weights(program, batch, "mean")), dtype)
+        own = {position: _joined(copies, weights) for position, copies in of_replicas.items()}
+        if collectives.num_workers > 1:
+            told = [tf.reduce_sum(weights)[tf.newaxis], *(tf.reshape(one, [-1]) for one in own.values())]
+            everyone = collectives.gather(tf.concat(told, axis=0))
+            pieces = tf.split(everyone[:, 1:], [one.shape.num_elements() for one in own.values()], axis=1)
+            own = {
+                position: _joined(tf.reshape(piece, [-1, *one.shape]), everyone[:, 0])
+                for (position, one), piece in zip(own.items(), pieces, strict=True)
+            }
+        found |= own
+    return found
+
+
+def _joined(parts: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """The mean and the variance of all examples, given those of each of several parts, and how much each counts.
+
+    Chan, Golub and LeVeque (1979), Updating formulae and a pairwise algorithm for computing sample variances.
+
+    Args:
+        parts: by part, mean or variance, and whatever else.
+        weights: by part.
+    """
+
+    def mean_of(values: tf.Tensor) -> tf.Tensor:
+        counts = tf.reshape(weights, [-1, *[1] * (values.shape.rank - 1)])
+        total = tf.reduce_sum(tf.math.multiply_no_nan(values, counts), axis=0)
+        return tf.math.divide_no_nan(total, tf.reduce_sum(weights))
+
+    means, variances = tf.unstack(parts, axis=1)
+    mean = mean_of(means)
+    return tf.stack([mean, mean_of(variances + tf.math.squared_difference(means, mean))])
 
 
 def _contribution(program: Program, part: Part, batch: Sequence[tf.Tensor], copies: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -79,7 +79,8 @@ def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
     combined = gradients | {
         op for op, reduction in statistics.items() if reduction not in ("part", "share", "own", "cut")
     }
-    exchanged = statistics.keys() - parts - own_rows
+    counts = {op for op, reduction in statistics.items() if reduction == "count" and batch == "global"}
+    exchanged = statistics.keys() - parts - own_rows - counts
     sources = {op_of(tensor.name) for tensor in batched_tensors(item, view)} | _parts(item) | own_rows
     sources |= {variable.name for variable in item.variables if variable.per_replica}
     if batch == "local":

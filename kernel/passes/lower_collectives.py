@@ -1,12 +1,19 @@
 """LowerCollectives: gradients, statistics and results are combined over all replicas, as the schedule lists them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist_py.kernel.analysis.replica_weights import batch_specs, cut_rows, own_rows, replica_weights, weighted
+from autodist_py.kernel.analysis.replica_weights import (
+    batch_specs,
+    cut_rows,
+    knows_counts,
+    own_rows,
+    replica_weights,
+    weighted,
+)
 from autodist_py.kernel.collectives import all_reduce
 from autodist_py.kernel.collectives.collectives import Collectives
 from autodist_py.kernel.collectives.reductions import SUMMED, Part, combine
@@ -37,7 +44,8 @@ class LowerCollectives:
         1. of a gradient of a variable that lives on the workers, the combined one, as far as its compressor keeps it:
             the sum over replicas, each weighted by its share of the examples (loss "mean"), or plain ("sum");
         2. of a statistic, what one device would have computed of the whole batch; of a "part", which is not combined,
-            each replica's share; of an "own", or "cut", which has rows of the whole batch, some of these.
+            each replica's share; of an "own", or "cut", which has rows of the whole batch, some of these. A "count"
+            takes no message where every replica knows by itself of how many examples the step is.
         A fetch that depends on a replica's own examples is, by case:
         3. first dimension unknown, and not summed over: the replicas' rows, in order; of all workers with
             `batch="global"`, else this one's;
@@ -79,6 +87,9 @@ class LowerCollectives:
             _pass_on_parts(program, parts, edits)
         if owns := [statistic for statistic in item.statistics if statistic.reduction in ("own", "cut")]:
             _pass_on_own_rows(program, owns, edits)
+        counts = [statistic for statistic in item.statistics if statistic.reduction == "count"]
+        if counts and knows_counts(program):
+            _pass_on_counts(program, counts, edits)
         fetched = [(output, name) for output, names in program.fetched() for name in names]
         program = collectives.noted(program)
         states = (*program.lowered.compressor_states, *(state for one in kept for state in one.compressor_states))
@@ -157,30 +168,58 @@ def _pass_on_parts(program: Program, statistics: Sequence[Statistic], edits: Edi
 
 def _pass_on_own_rows(program: Program, statistics: Sequence[Statistic], edits: Edits) -> None:
     """Let each replica pass on the rows of its own examples, of the rows of the whole batch that it has."""
+
+    def own(statistic: Statistic, copy: tf.Tensor, place: Sequence[tf.Tensor]) -> tf.Tensor:
+        if statistic.reduction == "cut":
+            return cut_rows(copy, place)
+        return own_rows(copy, place, f"{op_of(statistic.tensor)} {_NO_ROWS_OF_EXAMPLES}")
+
+    _pass_on_by_place(program, statistics, own, edits, scope=f"{KERNEL_SCOPE}/Statistics/own")
+
+
+def _pass_on_counts(program: Program, statistics: Sequence[Statistic], edits: Edits) -> None:
+    """Let each replica pass on as many times its own count as the batch has times the examples it computes with."""
+
+    def count(_: Statistic, copy: tf.Tensor, place: Sequence[tf.Tensor]) -> tf.Tensor:
+        total, _, own = (tf.cast(one, tf.float64 if copy.dtype.is_floating else tf.int64) for one in place)
+        value = tf.cast(copy, total.dtype) * total
+        own = tf.maximum(own, 1)
+        return tf.cast(value / own if copy.dtype.is_floating else value // own, copy.dtype)
+
+    _pass_on_by_place(program, statistics, count, edits, scope=f"{KERNEL_SCOPE}/Statistics/counts")
+
+
+def _pass_on_by_place(
+    program: Program,
+    statistics: Sequence[Statistic],
+    passed: Callable[[Statistic, tf.Tensor, Sequence[tf.Tensor]], tf.Tensor],
+    edits: Edits,
+    *,
+    scope: str,
+) -> None:
+    """Let each replica pass on what `passed` makes of what it has, without a message.
+
+    `passed` is told the number of examples of the batch, of those before the replica's, and of the replica's (int64).
+    """
     markers = [_markers(program, statistic.tensor) for statistic in statistics]
     batch, replicas = program.replication.batch, program.topology.local_replicas
     names = () if batch is None else batch.places
 
-    def own(places: Sequence[tf.Tensor], values: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
+    def traced(places: Sequence[tf.Tensor], values: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
         total, begins, counts = places[0], places[1 : len(replicas) + 1], places[len(replicas) + 1 :]
         taken: list[list[tf.Tensor]] = []
         for statistic, copies in zip(statistics, values, strict=True):
             taken.append([])
-            message = f"{op_of(statistic.tensor)} {_NO_ROWS_OF_EXAMPLES}"
             for replica, copy, *place in zip(replicas, copies, begins, counts, strict=True):
                 with tf.device(replica.device):
-                    is_cut = statistic.reduction == "cut"
-                    here = (total, *place)
-                    taken[-1].append(cut_rows(copy, here) if is_cut else own_rows(copy, here, message))
+                    taken[-1].append(passed(statistic, copy, (total, *place)))
         return taken
 
     specs = [
         [TensorSpec(program.graph.nodes[marker].input[0], tf.as_dtype(one.dtype), one.shape) for marker in copies]
         for one, copies in zip(statistics, markers, strict=True)
     ]
-    fragment = trace(
-        own, [[TensorSpec(name, tf.int64, ()) for name in names], specs], scope=f"{KERNEL_SCOPE}/Statistics/own"
-    )
+    fragment = trace(traced, [[TensorSpec(name, tf.int64, ()) for name in names], specs], scope=scope)
     _pass_on(markers, fragment, edits)
 
 

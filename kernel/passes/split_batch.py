@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist_py.kernel.analysis.replica_weights import some_rows
+from autodist_py.kernel.analysis.replica_weights import are_all_there, some_rows
 from autodist_py.kernel.collectives.collectives import Collectives
 from autodist_py.kernel.events import CountExamples
 from autodist_py.kernel.ir.batched import BatchedTensor, batched_tensors, require_batch
@@ -95,7 +95,7 @@ def _split(
     """
     topology = program.topology
     is_global = program.options.batch == "global"
-    are_all_there = is_global and topology.replicas == topology.everyone
+    is_whole = are_all_there(program)
     count = sum(replica.trains for replica in (topology.everyone if is_global else topology.local_replicas))
     with tf.device(topology.host):
         lengths = [tf.shape(tensors[groups.index(group)], out_type=tf.int64)[0] for group in sorted(set(groups))]
@@ -107,15 +107,16 @@ def _split(
             index = replica.index if is_global else position
             begin = index * each + tf.minimum(tf.constant(index, tf.int64), longer)
             size = each + tf.cast(index < longer, tf.int64) if replica.trains else tf.zeros([], tf.int64)
-            first, last = some_rows(begin, size, rows) if are_all_there else (begin, begin + size)
+            first, last = some_rows(begin, size, rows) if is_whole else (begin, begin + size)
             ends = [(first, last) if one is None else (first * one, last * one) for one in whole]
             parts.append([tensor[slice(*ends[group])] for tensor, group in zip(tensors, groups, strict=True)])
             sizes.append(size if len(lengths) == 1 else size * tf.reduce_max(tf.stack(whole)))
             begins.append(first)
             counts.append(last - first)
         given = lengths[0] if len(lengths) == 1 else tf.reduce_max(tf.stack(lengths))
-        takes_own = any(statistic.reduction in ("own", "cut") for statistic in program.item.statistics)
-        if are_all_there:
+        placed = ("own", "cut", "count") if is_whole else ("own", "cut")
+        takes_own = any(statistic.reduction in placed for statistic in program.item.statistics)
+        if is_whole:
             return parts, sizes, given, [rows, *begins, *counts] if takes_own else []
         own = tf.add_n(sizes) if is_global or not count else given
         if is_global or collectives.num_workers == 1:

@@ -79,3 +79,26 @@ def test_what_ops_read_of_all_examples_is_listed() -> None:
     plain = kernel_programs.linear_regression()
     strategy = build_strategy(AllReduce(), plain, resources)
     assert not planned_schedule(plain, strategy, resources, None, Options()).of_all_examples
+
+
+def test_a_mean_and_the_variance_about_it_are_one_message() -> None:
+    """Two columns of 4 bytes, and backward a sum for each of them; the numbers of examples take none."""
+    weight = tf.Variable([[1.0], [3.0], [5.0]], name="weight")
+
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            z = x @ weight
+            mean, variance = tf.nn.moments(z, [0])
+            loss = tf.reduce_mean(tf.tanh((z - mean) * tf.math.rsqrt(variance + 0.1, name="root")))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+
+    resources = local_resource_spec(2)
+    with AutoDist() as autodist:
+        item = autodist.function(step).captured(np.ones([6, 3], np.float32)).item
+    strategy = build_strategy(AllReduce(), item, resources)
+    planned = planned_schedule(item, strategy, resources, None, Options())
+    rows = planned.of_all_examples.splitlines()
+    assert any("  moments  " in line and "  8 bytes  " in line and "Unpack" not in line for line in rows), rows
+    statistics = [line for line in planned.text.splitlines() if "ReduceStatistics" in line]
+    assert len(statistics) == 2, planned.text
+    compile(item, strategy, resolve(strategy.replicas, resources, worker=1), Options())

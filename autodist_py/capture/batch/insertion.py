@@ -1,7 +1,7 @@
 """Puts the statistics that a `Solution` found into a captured graph, each behind an op of its own."""
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -65,12 +65,36 @@ class Insertion:
             types = {"T": symbol.dtype, "Index": tf.int32}
             first = self._add("Slice", f"{prefix}/first", [tensor, zero, one], **types)
             others = self._add("Slice", f"{prefix}/others", [tensor, one, rest], **types)
-            total = self._marker(first, symbol.dtype, (1,), "sum")
+            total = self._marker(first, symbol.dtype, (1,), "count")
             others = f"{self._marker(others, symbol.dtype, (None,), 'same')}:0"
             self._markers[key] = self._add(
                 "ConcatV2", f"{prefix}/shape", [total, others, axis], T=symbol.dtype, N=2, Tidx=tf.int32
             )
         return self._markers[key]
+
+    def moments(
+        self, mean: str, variance: str, of_mean: tf.TensorShape, of_variance: tf.TensorShape
+    ) -> tuple[str, str]:
+        """What one device has of the op `mean` of rows, and of `variance` about it; they have these shapes."""
+        like, dtype = self._graph.nodes[mean], self._tensor_of(f"{mean}:0").dtype
+        values, axes = like.input[:2]
+        differences = self._add("SquaredDifference", f"{variance}/of_own", [values, mean], T=dtype)
+        own = self.put(node("Mean", f"{variance}/own", [differences, axes], like=like))
+        packed = self._add("Pack", f"{variance}/moments", [mean, own], N=2, T=dtype, axis=0)
+        marker = self._marker(packed, dtype, (2, *of_mean.as_list()), "moments")
+        parts = self._add("Unpack", f"{variance}/of_all", [marker], num=2, T=dtype, axis=0)
+        if of_mean == of_variance:
+            return parts, f"{parts}:1"
+        sizes = self._constant(f"{variance}/shape", np.array(of_variance.as_list(), np.int32))
+        return parts, self._add("Reshape", f"{variance}/reshaped", [f"{parts}:1", sizes], T=dtype, Tshape=tf.int32)
+
+    def drop_unread(self, ops: Iterable[str], kept: Collection[str]) -> None:
+        """Take out those of `ops`, and of what they alone read, that nothing reads; but none that is `kept`."""
+        pending = list(ops)
+        while pending:
+            op = pending.pop()
+            if op in self.nodes and op not in kept and not self.readers(op):
+                pending += map(op_of, self.nodes.pop(op).input)
 
     def result(self, tensor: str) -> str:
         """The result `tensor`, or what is computed again for it; a gradient with all its terms."""

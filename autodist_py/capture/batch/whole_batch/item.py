@@ -1,6 +1,6 @@
 """The program in which nothing is a replica's own mixture: what `WholeBatch` found, put into its graph."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
 import tensorflow as tf
@@ -8,6 +8,7 @@ import tensorflow as tf
 from autodist_py.capture.batch.insertion import Insertion
 from autodist_py.capture.batch.layouts.regions import Sources
 from autodist_py.capture.batch.layouts.shown import known_values
+from autodist_py.capture.batch.whole_batch.moments import tell_together
 from autodist_py.capture.batch.whole_batch.solver import WholeBatch
 from autodist_py.capture.batch.whole_batch.values import REDUCTIONS, NotFollowedError
 from autodist_py.kernel.analysis.batch_layout.layouts import COUNT, PARTIAL_MEAN, PARTIAL_SUM, REPLICATED, SHARDED
@@ -17,7 +18,7 @@ from autodist_py.kernel.ir.node import reads_of
 from autodist_py.proto.graph_item import Gradient, GraphItem, Output
 
 _COMBINED = {REPLICATED: "mean", PARTIAL_MEAN: "mean", PARTIAL_SUM: "sum"}
-_RESULTS = {**REDUCTIONS, REPLICATED: "same"}
+_RESULTS = {**REDUCTIONS, COUNT: "sum", REPLICATED: "same"}
 
 
 def of_whole_batch(
@@ -59,14 +60,18 @@ def of_whole_batch(
     gradients = tuple(_combined(gradient, graph, found, tensor_of) for gradient in item.gradients)
     for op, index in _told_same(graph, found, markers, tensor_of):
         insertion.combine(op, index, "same")
+    of_all = tell_together(found, insertion)
     for (op, index), reduction in sorted(found.edges.items()):
         insertion.combine(op, index, reduction, found.shapes.of(graph.nodes[op].input[index]))
     for op in sorted(found.drawn):
         insertion.draw_alike(op)
     for tensor, value in found.values.items():
         insertion.read_value(tensor, value)
-    outputs = tuple(_result(output, found, insertion) for output in item.outputs)
-    if shows_ops:
+    outputs = tuple(_result(output, found, insertion, of_all) for output in item.outputs)
+    if not shows_ops:
+        ends = {*writers, *markers, *item.run_ops, *(op_of(output.tensor) for output in outputs)}
+        insertion.drop_unread(of_all, ends)
+    else:
         known = known_values(graph, graph.nodes.keys(), found.layout, tensor_of)
         outputs += tuple(output for output in known if _is_shown(output, found))
     return replace(
@@ -122,7 +127,9 @@ def _is_shown(output: Output, found: WholeBatch) -> bool:
     return output.reduction != "same" or is_fixed or op_of(output.tensor) in found.whole
 
 
-def _result(output: Output, found: WholeBatch, insertion: Insertion) -> Output:
+def _result(output: Output, found: WholeBatch, insertion: Insertion, of_all: Mapping[str, str]) -> Output:
+    if op_of(output.tensor) in of_all:
+        return replace(output, tensor=of_all[op_of(output.tensor)], reduction="same")
     layout = found.layout(output.tensor)
     reduction, shape = _RESULTS[layout], found.shapes.of(output.tensor)
     if reduction != "shape":

@@ -34,7 +34,7 @@ from autodist_py.kernel.ir.names import op_of, parse
 Edge = tuple[str, int]
 """An op, and the position of one of its inputs."""
 
-REDUCTIONS = {PARTIAL_SUM: "sum", PARTIAL_MEAN: "mean", COUNT: "sum", SHARDED: "rows", SHAPE: "shape"}
+REDUCTIONS = {PARTIAL_SUM: "sum", PARTIAL_MEAN: "mean", COUNT: "count", SHARDED: "rows", SHAPE: "shape"}
 """How what differs between replicas becomes what one device has."""
 
 
@@ -97,6 +97,10 @@ class Values(ABC):
     def values(self) -> Mapping[str, np.ndarray]:
         """What ops of FROM_SHAPES return, whatever the number of rows."""
         return self._sizes.values
+
+    def constant(self, tensor: str) -> np.ndarray | None:
+        """The value of `tensor`; None where it is not known."""
+        return self._constants.value(tensor)
 
     def layout(self, tensor: str) -> BatchLayout:
         """The layout of `tensor`."""

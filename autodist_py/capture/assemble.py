@@ -95,6 +95,7 @@ def assemble(traced: TracedGraph, options: CaptureOptions) -> GraphItem:
         shows_ops=options.shows_ops,
         batch_statistics=options.batch_statistics,
         random=options.random,
+        num_replicas=options.num_replicas,
     )
 
 

@@ -36,9 +36,12 @@ def _not_compiled(name: str, captured: CapturedFunction) -> Program:
 
 def capture(step: Callable[..., Any], *args: Any, **kwargs: Any) -> CapturedFunction:
     """`step` as it is captured when it is called with these arguments."""
-    distributed = DistributedFunction(
-        step, _not_compiled, name="step", options=CaptureOptions(batch_statistics="replica"), batched=None
-    )
+    return capture_with(CaptureOptions(batch_statistics="replica"), step, *args, **kwargs)
+
+
+def capture_with(options: CaptureOptions, step: Callable[..., Any], *args: Any, **kwargs: Any) -> CapturedFunction:
+    """`step` as it is captured with these options when it is called with these arguments."""
+    distributed = DistributedFunction(step, _not_compiled, name="step", options=options, batched=None)
     return distributed.captured(*args, **kwargs)
 
 

@@ -25,6 +25,7 @@ from autodist_py.capture.batch.row_counts import rows_that_do_not_fit
 from autodist_py.capture.batch.shares import Shares
 from autodist_py.capture.batch.sparse_rows import Rows
 from autodist_py.capture.batch.whole_batch.item import of_whole_batch
+from autodist_py.capture.batch.whole_batch.unfused import Unfused, unfused
 from autodist_py.capture.batch.whole_batch.values import NotFollowedError
 from autodist_py.capture.inexact import inexact
 from autodist_py.capture.recording.gradients import Origin
@@ -55,6 +56,7 @@ def with_statistics(
     shows_ops: bool = False,
     batch_statistics: str = "global",
     random: str = "replica",
+    num_replicas: int = 1,
 ) -> GraphItem:
     """`item` with its statistics, and what each gradient and output does with examples.
 
@@ -70,6 +72,7 @@ def with_statistics(
         batch_statistics: what is mixed where the step mixes examples: "global", those of the whole batch; "replica",
             each replica its own part.
         random: which numbers replicas draw: those that one device draws ("global"), or each its own ("replica").
+        num_replicas: how many share a batch.
     """
     draws_of_all = random == "global" and bool(drawing_ops(graph))
     solution = solve(item, whole, [one.losses for one in origins], tensor_of, batch, layer_calls)
@@ -83,8 +86,17 @@ def with_statistics(
             raise
         done, refusal = item, error
     try:
-        insertion = Insertion(graph, solution, tensor_of)
-        exact = of_whole_batch(item, graph, insertion, tensor_of, batch, draws_of_all=draws_of_all, shows_ops=shows_ops)
+        of_all = unfused(item, graph, tensor_of) if num_replicas > 1 else Unfused(item, graph, tensor_of)
+        insertion = Insertion(of_all.graph, solution, of_all.tensor_of)
+        exact = of_whole_batch(
+            of_all.item,
+            of_all.graph,
+            insertion,
+            of_all.tensor_of,
+            batch,
+            draws_of_all=draws_of_all,
+            shows_ops=shows_ops,
+        )
     except NotFollowedError as error:
         if refusal is not None:
             raise refusal from error

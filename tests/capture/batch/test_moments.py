@@ -66,7 +66,7 @@ def about_another(z: tf.Tensor) -> tf.Tensor:
 def over_others(z: tf.Tensor) -> tf.Tensor:
     """A mean over examples and features of squares about that over examples alone."""
     mean = tf.reduce_mean(z, 0, keepdims=True)
-    return (z - mean) * tf.math.rsqrt(tf.reduce_mean((z - mean) ** 2, [0, 1], keepdims=True) + 1e-2)
+    return (z - mean) * tf.math.rsqrt(tf.reduce_mean(tf.square(z - mean), [0, 1], keepdims=True) + 1e-2)
 
 
 def absolute(z: tf.Tensor) -> tf.Tensor:

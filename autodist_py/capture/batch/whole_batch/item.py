@@ -106,7 +106,8 @@ def _told_same(
         for index, read in enumerate(reads_of(graph.nodes[op])):
             if op_of(read) not in same or found.layout(read) is not REPLICATED or str(parse(read)) in found.values:
                 continue
-            if tensor_of(read).dtype not in (tf.resource, tf.variant):
+            is_number = tensor_of(read).dtype not in (tf.resource, tf.variant)
+            if is_number and tensor_of(read).shape.rank is not None:  # Else it is a place for what a kernel keeps.
                 yield op, index
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.core.function.polymorphism import function_type as function_type_lib
+from tensorflow.python import pywrap_tfe
 from tensorflow.python.client import pywrap_tf_session as c_api
 from tensorflow.python.client import session
 from tensorflow.python.data.experimental.ops import distribute
@@ -234,6 +235,25 @@ def run_metadata(message: Any) -> Iterator[None]:
 def global_seed() -> int | None:
     """The seed that `tf.random.set_seed` was given; None where it was not called."""
     return context.global_seed()
+
+
+def memory_limit(device: str) -> int | None:
+    """The bytes that TensorFlow may use on a device of this process, such as `/device:GPU:0`; None: not known.
+
+    For a CPU it is no limit, but a fixed number that TensorFlow plans with.
+    """
+    runtime = context.context()
+    runtime.ensure_initialized()
+    devices = pywrap_tfe.TFE_ContextListDevices(runtime._handle)
+    try:
+        limits = {
+            c_api.TF_DeviceListName(devices, index): c_api.TF_DeviceListMemoryBytes(devices, index)
+            for index in range(c_api.TF_DeviceListCount(devices))
+        }
+    finally:
+        c_api.TF_DeleteDeviceList(devices)
+    own = tf.DeviceSpec.from_string(runtime.host_address_space()).make_merged_spec(tf.DeviceSpec.from_string(device))
+    return limits.get(own.to_string()) or None
 
 
 def eagerly() -> AbstractContextManager[None]:

@@ -8,6 +8,7 @@ import tensorflow as tf
 from rich.filesize import decimal
 
 from autodist_py.diagnostics.plan import PlannedSchedule
+from autodist_py.kernel.analysis.whole_batch_sizes import gathers_rows, whole_tensors
 from autodist_py.kernel.collectives.engines import automatic_engine, slowest_bandwidth, with_engine
 from autodist_py.kernel.events import GatherFactors
 from autodist_py.kernel.ir.graph import GraphView
@@ -21,6 +22,9 @@ from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.resource_spec import ResourceSpec
 from autodist_py.proto.strategy import Strategy
 from autodist_py.proto.text import table
+
+_MOST_TENSORS = 5
+"""How many of those that are computed of the whole batch are listed."""
 
 
 def planned_schedule(
@@ -40,7 +44,19 @@ def planned_schedule(
         for name, nbytes in event.replica_bytes.items():
             factors[name] += nbytes
     text = f"Schedule: the communication of a step, in order\n{format_schedule(schedule)}"
-    return PlannedSchedule(text, factors, _of_all_examples(item))
+    total = examples if options.batch == "global" or examples is None else examples * len(resources.workers)
+    parts = (_of_all_examples(item), _whole_tensors(item, total, len(strategy.replicas)))
+    return PlannedSchedule(text, factors, "\n\n".join(filter(None, parts)))
+
+
+def _whole_tensors(item: GraphItem, examples: int | None, replicas: int) -> str:
+    """The largest tensors that each replica computes of a batch of so many examples; "": none, or it is not known."""
+    if examples is None or not gathers_rows(item):
+        return ""
+    given = {one.name: (examples, *one.shape[1:]) for one in item.inputs if one.batched and one.shape}
+    largest = whole_tensors(item, given, replicas=replicas)[:_MOST_TENSORS]
+    rows = [(one.op, one.type, "x".join(map(str, one.shape)) or "scalar", decimal(one.nbytes)) for one in largest]
+    return table((f"on each replica, of {examples} examples", "op", "shape", "bytes"), rows) if rows else ""
 
 
 def _of_all_examples(item: GraphItem) -> str:

@@ -6,7 +6,7 @@ It owns the order of things between the workers: the same graph everywhere, the 
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +17,7 @@ from autodist_py import tf_adapter
 from autodist_py.capture.inexact import inexact
 from autodist_py.cluster import horovod
 from autodist_py.cluster.cluster import Cluster
+from autodist_py.diagnostics.memory_check import MemoryCheck, is_checked
 from autodist_py.diagnostics.plan import Planner
 from autodist_py.diagnostics.timeline import Timeline
 from autodist_py.kernel.analysis.own_state import own_state
@@ -58,6 +59,7 @@ class CapturedStep:
         examples: how many this worker is given in the step that is compiled for; None: not known.
         own: names of inputs that are each worker's own, and not compared.
         may_go: whether this worker could let the program go; it may if all could.
+        line_of: the user's line that has made an op of the graph, by the op's name; "": it is not known.
     """
 
     item: GraphItem
@@ -68,6 +70,7 @@ class CapturedStep:
     examples: int | None = None
     own: Collection[str] = ()
     may_go: bool = True
+    line_of: Callable[[str], str] = lambda op: ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +267,7 @@ class Compiler:
         executor = self._executor(step, program, variables)
         messages = self.parameter_servers.serve(program, executor.server_function)
         is_bsp = program.consistency.is_bsp
-        hooks = self.hooks.of(
+        hooks = self._memory_check(step, program) + self.hooks.of(
             program,
             step.name,
             timeout=strategy.timeout_seconds,
@@ -317,6 +320,7 @@ class Compiler:
             written,
             self.parameter_servers.directory,
             self.values.written_alone,
+            self._memory_check(step, program),
             may_go=step.may_go and not own_state(step.item),
         )
 
@@ -359,6 +363,11 @@ class Compiler:
                 own = variables[bound.variable]
                 copies[bound.variable, bound.replica] = self.copies.of(own, bound.replica, bound.device)
         return Executor(program, copies, step.state, name=step.name.replace("/", "_"), namespace=step.namespace)
+
+    def _memory_check(self, step: CapturedStep, program: CompiledProgram) -> tuple[MemoryCheck, ...]:
+        if not is_checked(program):
+            return ()
+        return (MemoryCheck(program, step.name, batch=self._kernel.options.batch, line_of=step.line_of),)
 
     def _otherwise(self, program: CompiledProgram, strategy: Strategy) -> Iterator[str]:
         """What of the program is not as it was asked for, in sentences for the user."""

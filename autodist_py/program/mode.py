@@ -3,11 +3,14 @@
 It is chosen once, by the settings, in `mode_of`.
 """
 
+from functools import partial
+
 import tensorflow as tf
 
 from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.doors.function import CapturedFunction
 from autodist_py.capture.doors.graph import GraphScope
+from autodist_py.capture.recording.user_code import line_in
 from autodist_py.config.settings import Settings
 from autodist_py.diagnostics.one_device import OneDeviceStep
 from autodist_py.diagnostics.recording import RecordedProgram, Recorder
@@ -39,6 +42,7 @@ class Mode:
             examples=captured.examples,
             own=captured.own,
             may_go=captured.is_plain,
+            line_of=partial(line_in, captured.graph),
         )
         if not captured.item.gradients and not together:
             return self._compiler.alone(step)

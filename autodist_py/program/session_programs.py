@@ -4,6 +4,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ import tensorflow as tf
 from autodist_py import tf_adapter
 from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.doors.graph import GraphScope, Signature
+from autodist_py.capture.recording.user_code import line_in
 from autodist_py.cluster.member import HEAR_SECONDS
 from autodist_py.diagnostics.recording import RecordedProgram, Recorder
 from autodist_py.kernel.ir.dataflow import analyse, gradient_types, made_of_what_is_given, op_types
@@ -125,6 +127,7 @@ class DistributedPrograms:
             name=f"session_{self._made}",
             namespace=self._namespace,
             examples=next((value.shape[0] for fed, value in given if op_of(fed) in batched), None),
+            line_of=partial(line_in, self._scope.graph),
         )
         self._made += 1
         if not item.gradients:

@@ -77,21 +77,24 @@ class AloneProgram:
         written: Mapping[str, tf.Variable],
         directory: VariableDirectory,
         on_written: Callable[[Mapping[str, tf.Variable]], None],
+        hooks: Sequence[StepHook] = (),
         *,
         may_go: bool = False,
     ):
         """It reads `variables`, and writes `written`, of which `on_written` is told after each run.
 
-        It `may_go` if it keeps nothing.
+        It `may_go` if it keeps nothing. The `hooks` look at what each run is given, which is step 0 to them.
         """
         self.goes_among = "this worker's own" if may_go else ""
         self._executor = executor
         self._variables = list(variables.values())
-        self._written, self._on_written = written, on_written
+        self._written, self._on_written, self._hooks = written, on_written, tuple(hooks)
         self._directory = directory
 
     def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:
         """One run."""
+        for hook in self._hooks:
+            hook.before(0, feeds)
         self._directory.use(self._variables)
         self._directory.keep(self._written.values())
         results = self._executor.run(feeds)

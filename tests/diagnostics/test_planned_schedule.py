@@ -76,6 +76,13 @@ def test_what_ops_read_of_all_examples_is_listed() -> None:
     assert header.split("  ")[0] == "of all examples"
     assert any(line.startswith("centre ") and "  mean  " in line and "  4 bytes  " in line for line in rows), rows
     assert any("  rows  " in line and "  8 bytes a row  " in line and "MatMul 'pairs'" in line for line in rows), rows
+    sized = planned_schedule(item, build_strategy(AllReduce(), item, resources), resources, 60, Options())
+    assert sized.of_all_examples.startswith(planned.of_all_examples)
+    header, first, *_ = sized.of_all_examples.removeprefix(planned.of_all_examples).strip().splitlines()
+    assert header.split("  ")[0] == "on each replica, of 60 examples"
+    assert first.split() == ["pairs", "MatMul", "60x60", "14.4", "kB"]
+    own = planned_schedule(item, build_strategy(AllReduce(), item, resources), resources, 60, Options(batch="local"))
+    assert "pairs" in own.of_all_examples and " 120x120 " in own.of_all_examples
     plain = kernel_programs.linear_regression()
     strategy = build_strategy(AllReduce(), plain, resources)
     assert not planned_schedule(plain, strategy, resources, None, Options()).of_all_examples

@@ -1,7 +1,8 @@
 """Small programs for the kernel's tests: written op by op, so that their text is short and depends on nothing else."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import tensorflow as tf
 
 from autodist_py.kernel.events import ReduceGradients
 from autodist_py.kernel.ir.graph import GraphView
-from autodist_py.kernel.pipeline import PASSES, compile, start
+from autodist_py.kernel.pipeline import PASSES, CompiledProgram, compile, start
 from autodist_py.kernel.program import Options, Program
 from autodist_py.kernel.runner import run_passes
 from autodist_py.kernel.topology import Replica, Topology
@@ -195,8 +196,24 @@ def run_steps(
     `initial` has the value of a variable, or a value for each local replica's copy of it.
     """
     program = compile(item, strategy or all_reduce(item), where, Options(**options))
+    with initialized(program, initial) as (running, reads):
+        named = (name if ":" in name else f"{name}:0" for name in program.fetches)
+        fetches = [running.graph.get_tensor_by_name(name) for name in named]
+        results = [running.run([fetches, list(program.run_ops)], _fed(feed))[0] for feed in feeds]
+        values = running.run(reads)
+    state: list[dict[str, np.ndarray]] = [{} for _ in where.local_replicas]
+    for bound, value in zip(program.variables, values, strict=True):
+        state[bound.replica][bound.variable] = value
+    return state, results
+
+
+@contextmanager
+def initialized(
+    program: CompiledProgram, initial: Mapping[str, np.ndarray | Sequence[np.ndarray]]
+) -> Iterator[tuple[tf.compat.v1.Session, list[tf.Tensor]]]:
+    """A session of `program`, whose variables have the values `initial`, and for each of them what reads it."""
     graph = import_graph(program.graph)
-    devices = [replica.device for replica in where.local_replicas]
+    devices = [replica.device for replica in program.topology.local_replicas]
     with graph.as_default():
         for bound in program.variables:
             name = f"{bound.variable}-{bound.replica}".encode()
@@ -209,15 +226,9 @@ def run_steps(
                 value = tf.constant(given if isinstance(given, np.ndarray) else given[bound.replica])
                 assigns.append(raw.AssignVariableOp(resource=resource, value=value))
                 reads.append(raw.ReadVariableOp(resource=resource, dtype=value.dtype))
-    fetches = [graph.get_tensor_by_name(name if ":" in name else f"{name}:0") for name in program.fetches]
     with session(graph) as running:
         running.run(assigns)
-        results = [running.run([fetches, list(program.run_ops)], _fed(feed))[0] for feed in feeds]
-        values = running.run(reads)
-    state: list[dict[str, np.ndarray]] = [{} for _ in devices]
-    for bound, value in zip(program.variables, values, strict=True):
-        state[bound.replica][bound.variable] = value
-    return state, results
+        yield running, reads
 
 
 def _fed(feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -42,6 +42,12 @@ def made_by(graph: tf.Graph, name: str) -> tf.Operation | None:
     return known.get(name)
 
 
+def line_in(graph: tf.Graph | None, name: str) -> str:
+    """The line of the op of that name, or for one of back-propagation, of the op that it is of; "": it is not known."""
+    op = None if graph is None else made_by(graph, name)
+    return "" if op is None else line_of(op)
+
+
 def fixed_size(op: tf.Operation, size: int) -> tf.Operation | None:
     """What the op reads, or itself, whose first dimension is fixed to that size; None: nothing is."""
     for tensor in (*op.inputs, *op.outputs):

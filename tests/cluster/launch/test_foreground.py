@@ -9,7 +9,7 @@ from rich.console import Console
 
 from autodist_py.cluster.launch import foreground
 from autodist_py.cluster.launch.console import Screen
-from autodist_py.cluster.launch.oom import killed_for_memory
+from autodist_py.cluster.launch.oom import killed_for_memory, memory_limit
 from tests.support.processes import AUTODIST, STEP_OF_A_WEIGHT, ended
 
 
@@ -47,6 +47,26 @@ def test_the_kernels_count_is_found_in_control_groups_of_both_versions(tmp_path,
     (root / file).parent.mkdir(parents=True)
     (root / file).write_text(content)
     assert killed_for_memory(root, own) == 3
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "lowest"),
+    [
+        ("0::/job/one\n", {"job/one/memory.max": "max\n", "job/memory.max": "3000\n", "memory.max": "4000\n"}, 3000),
+        ("0::/seen/from/outside\n", {"memory.max": "2000\n"}, 2000),
+        ("8:pids:/\n4:cpu,memory:/job\n0::/\n", {"memory/job/memory.limit_in_bytes": "1000\n"}, 1000),
+        ("4:memory:/seen/from/outside\n", {"memory/memory.limit_in_bytes": "1000\n"}, 1000),
+        ("0::/job\n", {"job/memory.max": "max\n"}, None),
+    ],
+)
+def test_the_lowest_limit_of_memory_is_found_in_control_groups_of_both_versions(tmp_path, groups, limits, lowest):
+    own, root = tmp_path / "cgroup", tmp_path / "root"
+    assert memory_limit(root, own) is None
+    own.write_text(groups)
+    for file, content in limits.items():
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text(content)
+    assert memory_limit(root, own) == lowest
 
 
 def test_the_top_of_version_1_does_not_count_for_a_group_that_is_not_seen(tmp_path):

@@ -121,9 +121,7 @@ def assert_equivalent(
         step,
         lambda name, captured: _Replicas(captured, replicas, name, builder, passes),
         name="step",
-        options=CaptureOptions(
-            loss_reduction, batch_statistics=batch_statistics, random=random, num_replicas=replicas
-        ),
+        options=CaptureOptions(loss_reduction, batch_statistics=batch_statistics, random=random, num_replicas=replicas),
         batched=batched,
     )
     if batch_statistics == "global" and inputs:

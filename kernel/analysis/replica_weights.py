@@ -14,9 +14,9 @@ from autodist_py.proto.graph_item import Gradient
 
 
 def are_all_there(program: Program) -> bool:
-    """Whether all replicas of the cluster step together, on one batch: none of them is without examples to compute with.
+    """Whether all replicas of the cluster step together, on one batch.
 
-    So each knows what it computes with is so many times of.
+    Then none computes with no example (`some_rows`), as long as there is one.
     """
     return program.options.batch == "global" and program.topology.replicas == program.topology.everyone
 

@@ -58,6 +58,44 @@ def test_workers_may_have_other_numbers_of_examples_and_none(cluster: Cluster) -
     assert same(cluster.run(train, losses=list(LOSSES)[::2], own_sizes=own))
 
 
+def by_one_op(own_sizes: Sequence[Sequence[int]] | None = None) -> Values:
+    """TensorFlow's one op for batch normalization has float32 alone."""
+    rng = np.random.default_rng(2)
+    sizes = SIZES if own_sizes is None else [sum(step) for step in own_sizes]
+    batches = [(rng.normal(1.0, 2.0, size=(size, 4, 4, 3)).astype(np.float32),) for size in sizes]
+
+    def build(seed: int) -> Training:
+        start = np.random.default_rng(seed)
+        weight, scale, offset = (
+            tf.Variable(start.normal(size=shape).astype(np.float32), name=name)
+            for name, shape in (("weight", (3, 4)), ("scale", (4,)), ("offset", (4,)))
+        )
+        average = tf.Variable(np.zeros(4, np.float32), trainable=False, name="average")
+
+        def step(x: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                z = tf.einsum("nhwc,cd->nhwd", x, weight)
+                y, _, variance = tf.compat.v1.nn.fused_batch_norm(z, scale, offset)
+                loss = tf.reduce_mean(tf.tanh(y) * [1.0, 2.0, 3.0, 4.0])
+            trained = (weight, scale, offset)
+            for variable, gradient in zip(trained, tape.gradient(loss, trained), strict=True):
+                variable.assign_sub(0.05 * gradient)
+            average.assign(0.5 * average + 0.5 * variance)
+            return loss
+
+        return Training(step, lambda: {one.name: one for one in (weight, scale, offset, average)})
+
+    parts = None if own_sizes is None else Parts(own_sizes)
+    return compare_function(build, batches, parts=parts, tolerance=2e-4)
+
+
+@on_some
+@pytest.mark.parametrize("own_sizes", [None, OWN_SIZES], ids=["one batch", "batches of their own"])
+def test_one_op_normalizes_the_whole_batch(cluster: Cluster, own_sizes: Sequence[Sequence[int]] | None) -> None:
+    own = None if own_sizes is None else [step[: cluster.shape.num_workers] for step in own_sizes]
+    same(cluster.run(by_one_op, own_sizes=own))
+
+
 @on_some
 @pytest.mark.parametrize("builder", [name for name in STRATEGIES.values() if name != "AllReduce"])
 def test_every_strategy_trains_by_what_mixes_a_batch(cluster: Cluster, builder: str) -> None:

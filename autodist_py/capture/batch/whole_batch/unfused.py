@@ -5,9 +5,8 @@ the whole batch, by every replica. Of ops that compute the same it is only the m
 What its kernels return, and their gradient, is that of tensorflow/core/kernels/fused_batch_norm_op.cc.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import tensorflow as tf
 
@@ -144,7 +143,9 @@ class _Kind:
         at = 1 if node.attr["data_format"].s in (b"NCHW", b"NCDHW") else examples.rank - 1
         averaged = node.attr["exponential_avg_factor"].f if "exponential_avg_factor" in node.attr else 1.0
         axes = tuple(axis for axis in range(examples.rank) if axis != at)
-        return cls(axes, tuple(-1 if axis == at else 1 for axis in range(examples.rank)), node.attr["epsilon"].f, averaged)
+        return cls(
+            axes, tuple(-1 if axis == at else 1 for axis in range(examples.rank)), node.attr["epsilon"].f, averaged
+        )
 
     def forward(
         self, x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor

@@ -73,7 +73,9 @@ class AutoDist:
         batch_statistics: what is mixed where a step mixes the examples of a batch. "global": those of the whole batch,
             as on one device (batch normalization, in-batch negatives, the logarithm of a mean); what cannot be followed
             is refused. "replica": those of each replica's part in batch normalization, which needs fewer messages;
-            losses that mix examples are refused.
+            losses that mix examples are refused. A dict says either for layers, by patterns of their names or paths,
+            the first that fits: {"resnet/*": "replica"}; all others are "global". A layer's own statistics may be read
+            in its name scope alone, and be averaged by what it writes.
         random: which random numbers a step draws. "replica": each replica its own ones, the first those of one device.
             "global": those of one device, so that a run with dropout equals one device's number by number. Each replica
             then draws the numbers of all examples, and uses those of its own. It needs batch_statistics="global".
@@ -116,7 +118,7 @@ class AutoDist:
         *,
         batch: str = "global",
         loss_reduction: str | None = None,
-        batch_statistics: str = "global",
+        batch_statistics: str | Mapping[str, str] = "global",
         random: str = "replica",
         fetch_reduction: str = "mean",
         sum_duplicates: bool = False,
@@ -125,7 +127,8 @@ class AutoDist:
         passes: Sequence[AddedPass] = (),
     ):
         stated, loss_reduction = loss_reduction, "mean" if loss_reduction is None else loss_reduction
-        given = {"batch": batch, "loss_reduction": loss_reduction, "fetch_reduction": fetch_reduction}
+        given: dict[str, Any] = {"batch": batch, "loss_reduction": loss_reduction, "fetch_reduction": fetch_reduction}
+        batch_statistics = batch_statistics if isinstance(batch_statistics, str) else dict(batch_statistics)
         given |= {"batch_statistics": batch_statistics, "random": random}
         require_choices(given)
         with_added(PASSES, passes)  # Refuses what is none, before a worker is started.
@@ -146,7 +149,7 @@ class AutoDist:
             fetch_reduction=fetch_reduction,
             sum_duplicates=sum_duplicates,
             strict=strict,
-            refuses_mixtures=strict and (batch_statistics == "global" or stated is None),
+            refuses_mixtures=strict and (batch_statistics != "replica" or stated is None),
         )
         if settings.plan_dir and resources is not None:
             builder = Planner(builder, resources, settings.plan_dir, partial(planned_schedule, options=options))

@@ -89,7 +89,7 @@ def assert_equivalent(
     batched: Sequence[str] | set[str] | frozenset[str] | None = None,
     tolerance: float | None = None,
     loss_reduction: str = "mean",
-    batch_statistics: str = "global",
+    batch_statistics: str | Mapping[str, str] = "global",
     random: str = "replica",
     strategy_builder: StrategyBuilder | str = "AllReduce",
     passes: Sequence[AddedPass] = (),

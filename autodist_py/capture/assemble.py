@@ -26,15 +26,16 @@ _CHOICES = {
 }
 
 
-def require_choices(given: Mapping[str, str]) -> None:
+def require_choices(given: Mapping[str, str | Mapping[str, str]]) -> None:
     """Refuse what is no choice of the user's, among `AutoDist`'s arguments by name.
 
     Raises:
         AutoDistError: which may be chosen, or which cannot be chosen together.
     """
     for name, value in given.items():
-        if value not in _CHOICES[name]:
-            raise AutoDistError(f"{name} must be one of {', '.join(_CHOICES[name])}; received {value!r}")
+        for one in (value,) if isinstance(value, str) else value.values():
+            if one not in _CHOICES[name]:
+                raise AutoDistError(f"{name} must be one of {', '.join(_CHOICES[name])}; received {one!r}")
     if (given["random"], given["batch_statistics"]) == ("global", "replica"):
         raise AutoDistError(
             'random="global" computes random numbers of the whole batch, and batch_statistics="replica" nothing. '
@@ -52,7 +53,7 @@ class CaptureOptions:
         shows_ops: whether the values of ops are results too, after the user's own, where it is known what they are for
             the whole batch.
         batch_statistics: what a step that mixes the examples of a batch mixes: those of the whole batch ("global"), or
-            each replica its own part ("replica").
+            each replica its own part ("replica"); or either by names of layers.
         random: which random numbers replicas draw: those that one device draws ("global"), or each its own ("replica").
         num_workers: how many workers train.
         num_replicas: how many replicas share a batch.
@@ -61,7 +62,7 @@ class CaptureOptions:
     loss_reduction: str = "mean"
     batch: str = "global"
     shows_ops: bool = False
-    batch_statistics: str = "global"
+    batch_statistics: str | Mapping[str, str] = "global"
     random: str = "replica"
     num_workers: int = 1
     num_replicas: int = 1

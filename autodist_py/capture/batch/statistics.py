@@ -9,7 +9,7 @@ In the computation of a loss, only what does not depend on trained variables is 
 replica's own. A step of which it is then not known that it is exact is computed of the whole batch (`whole_batch/`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import tensorflow as tf
@@ -25,6 +25,7 @@ from autodist_py.capture.batch.row_counts import rows_that_do_not_fit
 from autodist_py.capture.batch.shares import Shares
 from autodist_py.capture.batch.sparse_rows import Rows
 from autodist_py.capture.batch.whole_batch.item import of_whole_batch
+from autodist_py.capture.batch.whole_batch.layers import ops_of_replicas
 from autodist_py.capture.batch.whole_batch.unfused import Unfused, unfused
 from autodist_py.capture.batch.whole_batch.values import NotFollowedError
 from autodist_py.capture.inexact import inexact
@@ -54,7 +55,7 @@ def with_statistics(
     batch: str,
     layer_calls: Sequence[LayerCall] = (),
     shows_ops: bool = False,
-    batch_statistics: str = "global",
+    batch_statistics: str | Mapping[str, str] = "global",
     random: str = "replica",
     num_replicas: int = 1,
 ) -> GraphItem:
@@ -70,7 +71,7 @@ def with_statistics(
         layer_calls: of Keras's layers, in order.
         shows_ops: whether the values of ops are results too, after the others.
         batch_statistics: what is mixed where the step mixes examples: "global", those of the whole batch; "replica",
-            each replica its own part.
+            each replica its own part; or either by layers.
         random: which numbers replicas draw: those that one device draws ("global"), or each its own ("replica").
         num_replicas: how many share a batch.
     """
@@ -95,6 +96,7 @@ def with_statistics(
             of_all.tensor_of,
             batch,
             draws_of_all=draws_of_all,
+            of_replicas=_of_replicas(of_all.graph, batch_statistics),
             shows_ops=shows_ops,
         )
     except NotFollowedError as error:
@@ -107,6 +109,11 @@ def with_statistics(
         return replace(done, mixtures=(told, *done.mixtures))
     _require_always_run(exact.statistics, whole)
     return exact
+
+
+def _of_replicas(graph: GraphView, batch_statistics: str | Mapping[str, str]) -> frozenset[str]:
+    """The ops of layers whose statistics are each replica's own."""
+    return frozenset() if isinstance(batch_statistics, str) else ops_of_replicas(graph.nodes, batch_statistics)
 
 
 def _is_known(item: GraphItem) -> bool:

@@ -29,6 +29,7 @@ def of_whole_batch(
     batch: str,
     *,
     draws_of_all: bool = False,
+    of_replicas: frozenset[str] = frozenset(),
     shows_ops: bool = False,
 ) -> GraphItem:
     """`item`, whose gradients are parts of sums over examples, however its losses mix them.
@@ -40,6 +41,7 @@ def of_whole_batch(
         tensor_of: a tensor of it by its name; only its shape and type are used.
         batch: whether workers are given the same ("global"), or each its own part ("local").
         draws_of_all: whether each replica draws the random numbers of all examples, and takes those of its own.
+        of_replicas: the ops of layers whose statistics are each replica's own.
         shows_ops: whether the values of ops are results too, after the others.
 
     Raises:
@@ -55,8 +57,13 @@ def of_whole_batch(
     }
     results = [*shapes, *(output.tensor for output in item.outputs)]
     sources = Sources.of(item, graph, markers, batch)
-    found = WholeBatch(graph, sources, tensor_of, writers, shapes, results, draws_of_all)
+    found = WholeBatch(
+        graph, sources, tensor_of, writers, shapes, results, draws_of_all=draws_of_all, of_replicas=of_replicas
+    )
     found.solve()
+    for tensor in results:
+        if op_of(tensor) in found.own:
+            found.refuse(op_of(tensor), "is a result, of which batch_statistics says that each replica has its own")
     gradients = tuple(_combined(gradient, graph, found, tensor_of) for gradient in item.gradients)
     for op, index in _told_same(graph, found, markers, tensor_of):
         insertion.combine(op, index, "same")
@@ -81,7 +88,7 @@ def of_whole_batch(
         outputs=outputs,
         statistics=tuple(insertion.statistics),
         local_ops=(),
-        normalizing_ops=(),
+        normalizing_ops=tuple(sorted(name for name in found.own & of_replicas if not name.startswith("gradient"))),
         mixtures=(),
         inseparable_ops=(),
     )
@@ -99,7 +106,9 @@ def _told_same(
         reads = enumerate(reads_of(graph.nodes[op]))
         return any(found.layout(read) is not REPLICATED and (op, index) not in found.edges for index, read in reads)
 
-    same = {op for op in found.found.keys() - markers if REPLICATED in found.found[op] and reads_differing(op)}
+    same = {
+        op for op in found.found.keys() - markers - found.own if REPLICATED in found.found[op] and reads_differing(op)
+    }
     for op in sorted(graph.dataflow_consumers(same)):
         if set(found.found[op]) != {REPLICATED}:
             continue
@@ -124,6 +133,8 @@ def _shapes(gradient: Gradient, item: GraphItem) -> Iterator[tf.TensorShape]:
 
 def _is_shown(output: Output, found: WholeBatch) -> bool:
     """Whether a value can be shown: one of unknown size that is the same on all may be made of a replica's sizes."""
+    if op_of(output.tensor) in found.of_replicas:
+        return False
     is_fixed = output.shape is not None and None not in output.shape
     return output.reduction != "same" or is_fixed or op_of(output.tensor) in found.whole
 

@@ -44,7 +44,7 @@ def told_together(found: WholeBatch) -> Iterator[Moments]:
             combined.setdefault(op_of(found.graph.nodes[op].input[index]), []).append((op, index))
     means: set[str] = set()
     for variance in sorted(combined):
-        mean = _mean_of(found, variance)
+        mean = "" if variance in found.of_replicas else _mean_of(found, variance)
         if mean in combined and mean not in means:
             means.add(mean)
             yield Moments(mean, variance)

@@ -74,7 +74,7 @@ class WholeBatch(Values):
         num_found = -1
         while num_found < self._num_learnt:
             num_found = self._num_learnt
-            for known in (self.found, self.whole, self.edges, self.drawn, self._sizes.values):
+            for known in (self.found, self.whole, self.edges, self.drawn, self.own, self._sizes.values):
                 known.clear()
             self.shapes.forget()
             self._elsewhere.begin()
@@ -106,6 +106,12 @@ class WholeBatch(Values):
                 self.refuse(node.name, "gives each worker something of its own, of which it is not known what")
             return given
         reads = reads_of(node)
+        if self._is_of_replica(node, reads):
+            found = self._of_replica(node, reads)
+            if found is not None:
+                return found
+        if own := [read for read in reads if op_of(read) in self.own]:
+            self.refuse(node.name, f"reads '{own[0]}', of which batch_statistics says that each replica has its own")
         layouts = self._as_read(node, reads)
         is_drawn = node.name in self.sources.random
         if set(layouts) <= {REPLICATED}:
@@ -130,6 +136,31 @@ class WholeBatch(Values):
         if is_drawn:
             self._draw_alike(node)
         return self._all_combined(node, reads)
+
+    def _is_of_replica(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> bool:
+        """Whether `node` is an op of a layer whose statistics are each replica's own, or adds up what such ops return.
+
+        Back-propagation adds up, outside of all scopes, what several ops pass back to one.
+        """
+        if node.op == "AddN":
+            return all(op_of(read) in self.of_replicas | self.own for read in reads)
+        return node.name in self.of_replicas and node.name not in self.writers
+
+    def _of_replica(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> tuple[BatchLayout, ...] | None:
+        """The layouts of what `node` makes of each replica's own sums and means, as they are; None: it reads none."""
+        layouts = tuple(map(self.layout, reads))
+        reads_own = any(op_of(read) in self.own for read in reads)
+        if not reads_own and not FIXED & set(layouts):
+            return None
+        found = self._by_rule(node, reads, layouts)
+        if found is None or not set(found) <= _KNOWN:
+            taken = tuple(REPLICATED if layout in FIXED else layout for layout in layouts)
+            found = (REPLICATED,) if set(taken) <= {REPLICATED} else self._by_rule(node, reads, taken)
+        if found is None or not set(found) <= _KNOWN:
+            return None
+        if REPLICATED in found:
+            self.own.add(node.name)
+        return found
 
     def _followed(
         self, node: tf.compat.v1.NodeDef, reads: Sequence[str], layouts: tuple[BatchLayout, ...]

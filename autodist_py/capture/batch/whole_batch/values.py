@@ -56,10 +56,12 @@ class Values(ABC):
         draws_of_all: whether each replica draws the numbers of all examples, and takes those of its own.
         arguments: what the function is given, by the names of its ops; in it nothing is combined. None: of a program.
         functions: those that ops run.
+        of_replicas: the ops of layers whose statistics are each replica's own.
         found: the layouts of what each op returns.
         whole: the ops that are computed from rows, or numbers, of the whole batch.
         edges: the inputs that are not read as they are, and how.
         drawn: the random ops that draw the same on all replicas.
+        own: the ops of these layers that make a number of a replica's own examples alone.
     """
 
     graph: GraphView
@@ -71,10 +73,12 @@ class Values(ABC):
     draws_of_all: bool = False
     arguments: Mapping[str, Held] | None = None
     functions: Functions = field(default_factory=Functions)
+    of_replicas: frozenset[str] = frozenset()
     found: dict[str, tuple[BatchLayout, ...]] = field(default_factory=dict, init=False)
     whole: set[str] = field(default_factory=set, init=False)
     edges: dict[Edge, str] = field(default_factory=dict, init=False)
     drawn: set[str] = field(default_factory=set, init=False)
+    own: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._constants = Constants(self.graph, self.tensor_of)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from autodist_py.capture.batch.statistics import with_statistics
 from autodist_py.capture.canonical import canonical
 from autodist_py.capture.joints import take_joints_apart
+from autodist_py.capture.replica_state import require_no_own_state
 from autodist_py.capture.shapes import full_shape
 from autodist_py.capture.traced import TracedGraph
 from autodist_py.kernel.ir.graph import GraphView
@@ -73,16 +74,24 @@ class CaptureOptions:
         return self.num_replicas > 1 and self.batch_statistics == "replica"
 
 
-def assemble(traced: TracedGraph, options: CaptureOptions) -> GraphItem:
+def assemble(traced: TracedGraph, options: CaptureOptions, *, shares_all: bool = True) -> GraphItem:
     """The GraphItem: the ops that are needed, in canonical form, and of the gradients those that train or are fetched.
 
     Values that replicas must exchange beside the gradients pass through ops of their own: see `statistics.py`.
 
+    Args:
+        traced: what was traced.
+        options: what the user said about the batch.
+        shares_all: whether replicas share what trains nothing, too, or one worker runs it alone.
+
     Raises:
-        CaptureError: a gradient trains and is also differentiated through (MAML); or an op has a name of the kernel's.
+        CaptureError: a gradient trains and is also differentiated through (MAML); or an op has a name of the kernel's,
+            or may hold state of its own, which replicas would not have in common.
     """
     needed = _needed(traced)
     gradients = _training(needed)
+    if options.num_replicas > 1 and (gradients or shares_all):
+        require_no_own_state(needed.item, needed.view, needed.whole, needed.traced.tensor_of)
     item = replace(needed.item, gradients=gradients, loss_reduction=options.loss_reduction, savers=tuple(traced.savers))
     origins = tuple(needed.traced.origins[gradient] for gradient in gradients)
     return with_statistics(
@@ -135,7 +144,7 @@ def assemble_averaged(
                 "AutoDist"
             )
     if not needed.recorded:
-        return assemble(replace(traced, gradients=()), options)
+        return assemble(replace(traced, gradients=()), options, shares_all=False)
     return replace(
         needed.item,
         gradients=needed.recorded,

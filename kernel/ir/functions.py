@@ -24,6 +24,8 @@ def reached_in(function: Any, begins: Collection[str], *, but: Collection[str] =
 def with_called(node: Any, library: Mapping[str, Any]) -> Iterator[Any]:
     """`node`, and all nodes of the library functions that it runs, and that these run.
 
+    An op runs the functions among its attributes, or the one that it has its type from.
+
     Args:
         node: a NodeDef.
         library: FunctionDefs by name.
@@ -31,7 +33,8 @@ def with_called(node: Any, library: Mapping[str, Any]) -> Iterator[Any]:
     yield node
     pending, seen = [node], set[str]()
     while pending:
-        called = {name for _, name in functions_of(pending.pop())} - seen
+        caller = pending.pop()
+        called = ({name for _, name in functions_of(caller)} | {caller.op} & library.keys()) - seen
         seen |= called
         for name in sorted(called):
             yield from library[name].node_def

@@ -1,6 +1,7 @@
 """A layer that normalizes each replica's part, beside one of the whole batch: as one device that is told the parts."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -26,8 +27,8 @@ def normalized_in_parts(z: tf.Tensor) -> Normalized:
     """The rows of the first replicas are one more, where they do not divide; averages are weighted by rows."""
     rows = tf.shape(z)[0]
     begins = [index * (rows // REPLICAS) + tf.minimum(index, rows % REPLICAS) for index in range(REPLICAS + 1)]
-    made = [normalized(z[begin:end]) for begin, end in zip(begins[:-1], begins[1:], strict=True)]
-    shares = [tf.cast(end - begin, z.dtype) for begin, end in zip(begins[:-1], begins[1:], strict=True)]
+    made = [normalized(z[begin:end]) for begin, end in pairwise(begins)]
+    shares = [tf.cast(end - begin, z.dtype) for begin, end in pairwise(begins)]
     weighted = [share * variance for share, (_, variance) in zip(shares, made, strict=True)]
     return tf.concat([y for y, _ in made], 0), tf.add_n(weighted) / tf.cast(rows, z.dtype)
 

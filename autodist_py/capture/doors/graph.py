@@ -202,7 +202,7 @@ class GraphScope:
             savers=tuple(self._saver_defs()),
         )
         if self.synchronized is None:
-            return assemble(traced, options)
+            return assemble(traced, options, shares_all=False)
         return assemble_averaged(
             traced,
             options,

@@ -1,4 +1,4 @@
-"""Which ops belong to layers whose statistics are each replica's own: `AutoDist(batch_statistics={"resnet/*": "replica"})`.
+"""Which ops belong to layers whose statistics are each replica's own, as `AutoDist(batch_statistics={...})` says.
 
 A layer's ops have names in its scope, those of its back-propagation likewise, behind the tape's.
 """

@@ -110,7 +110,7 @@ class CompiledProgram:
 
 def start(item: GraphItem, strategy: Strategy, topology: Topology, options: Options) -> Program:
     """The program before its first pass: the captured graph as it is."""
-    analysis = analyse(item, batch=options.batch)
+    analysis = analyse(item, batch=options.batch, is_together=topology.is_together)
     return Program(
         analysis=analysis,
         strategy=strategy,

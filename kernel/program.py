@@ -286,7 +286,7 @@ class Program:
 
     def of_item(self, item: GraphItem) -> "Program":
         """The program before it is replicated, where it captures `item` instead."""
-        analysis = analyse(item, batch=self.options.batch)
+        analysis = analyse(item, batch=self.options.batch, is_together=self.topology.is_together)
         return replace(
             self,
             analysis=analysis,

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from autodist_py.kernel.analysis.event_graph import Waits, waits
 from autodist_py.kernel.analysis.outputs import differing, output_reduction
-from autodist_py.kernel.analysis.replica_weights import knows_counts, summed_as
+from autodist_py.kernel.analysis.replica_weights import summed_as
 from autodist_py.kernel.analysis.server_ops import server_plans
 from autodist_py.kernel.collectives.collectives import CARRIED
 from autodist_py.kernel.collectives.compute_order import computed_first
@@ -246,7 +246,7 @@ def _of_data(program: Program) -> Iterator[Event]:
 
 def _statistics(program: Program) -> Iterator[ReduceStatistics]:
     """The statistics that are combined; those that are ready at once together."""
-    silent = {"part", "own", "cut", "same"} | ({"count"} if knows_counts(program) else set())
+    silent = {"part", "own", "cut", "same"} | ({"count"} if program.analysis.knows_counts else set())
     found: dict[tuple[int, int], list[Statistic]] = {}
     for statistic in program.item.statistics:
         if statistic.reduction not in silent:

@@ -56,6 +56,11 @@ class Topology:
         return _workers(self.everyone)
 
     @property
+    def is_together(self) -> bool:
+        """Whether all replicas of the cluster step together."""
+        return self.replicas == self.everyone
+
+    @property
     def everyone(self) -> tuple[Replica, ...]:
         """All replicas of the cluster."""
         return self.cluster or self.replicas

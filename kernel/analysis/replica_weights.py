@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from autodist_py.kernel.ir.batched import batched_tensors
 from autodist_py.kernel.ir.fragment import Shape, TensorSpec
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import on_replica, op_of
@@ -18,13 +17,7 @@ def are_all_there(program: Program) -> bool:
 
     Then none computes with no example (`some_rows`), as long as there is one.
     """
-    return program.options.batch == "global" and program.topology.replicas == program.topology.everyone
-
-
-def knows_counts(program: Program) -> bool:
-    """Whether each replica can tell by itself what one device has of a "count"."""
-    is_split = bool(batched_tensors(program.item, program.analysis.captured))
-    return is_split and are_all_there(program) and all(source.kind != "part" for source in program.item.inputs)
+    return program.options.batch == "global" and program.topology.is_together
 
 
 def batch_specs(program: Program) -> list[TensorSpec]:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from autodist_py.kernel.analysis.row_access import has_batch_dims
 from autodist_py.kernel.ir.names import op_of
+from autodist_py.kernel.ir.stateful import DENSE_UPDATES, SPARSE_UPDATES
 
 ELEMENT_WISE = frozenset(
     {
@@ -101,47 +102,7 @@ REDUCTIONS: dict[str, Callable[[Sequence[tf.Tensor]], tf.Tensor]] = {
 
 _ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
 _SCATTERS = frozenset(f"ResourceScatter{how}" for how in ("Add", "Sub", "Update", "Mul", "Div", "Min", "Max"))
-_FUSED = frozenset(
-    f"ResourceApply{rule}"
-    for rule in (
-        "AdaMax",
-        "Adadelta",
-        "Adagrad",
-        "AdagradDA",
-        "AdagradV2",
-        "Adam",
-        "AdamWithAmsgrad",
-        "AddSign",
-        "CenteredRMSProp",
-        "Ftrl",
-        "FtrlV2",
-        "GradientDescent",
-        "KerasMomentum",
-        "Momentum",
-        "PowerSign",
-        "ProximalAdagrad",
-        "ProximalGradientDescent",
-        "RMSProp",
-    )
-)
-_FUSED_SPARSE = frozenset(
-    f"ResourceSparseApply{rule}"
-    for rule in (
-        "Adadelta",
-        "Adagrad",
-        "AdagradDA",
-        "AdagradV2",
-        "CenteredRMSProp",
-        "Ftrl",
-        "FtrlV2",
-        "KerasMomentum",
-        "Momentum",
-        "ProximalAdagrad",
-        "ProximalGradientDescent",
-        "RMSProp",
-    )
-)
-WRITERS = _ASSIGNS | _SCATTERS | _FUSED | _FUSED_SPARSE
+WRITERS = _ASSIGNS | _SCATTERS | DENSE_UPDATES | SPARSE_UPDATES
 """Op types that write variables element by element, or row by row."""
 
 
@@ -300,12 +261,12 @@ class Rules:
             return self._gathered(values[0].kind, values[0].shape)
         if node.op in _ASSIGNS and values[0].kind is not Kind.ROWS:
             return Rule() if values[0].kind is Kind.DENSE else self._assigned(values[0])
-        if node.op in _FUSED and all(self._fits(one) for one in values):
+        if node.op in DENSE_UPDATES and all(self._fits(one) for one in values):
             first = kinds.count(Kind.HANDLE)
             return Rule(cut={first + at: self.axis for at, one in enumerate(values) if self._is_whole(one)})
         if node.op in _SCATTERS:
             return Rule() if self._scattered(values[0], values[1]) else None
-        if node.op in _FUSED_SPARSE:
+        if node.op in SPARSE_UPDATES:
             several = [one for one in values if not self._is_number(one)]
             several.sort(key=lambda one: one.kind in (Kind.ROWS, Kind.DENSE))
             return Rule() if len(several) == 2 and self._scattered(*several) else None

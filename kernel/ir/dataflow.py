@@ -42,6 +42,7 @@ class Analysis:
         phase: for each op, how many statistics follow one another on the way to it within its level.
         depth: for each op, the number of ops on the longest way to it.
         writes: for each variable's handle op, the ops that write the variable.
+        knows_counts: whether each replica can tell by itself what one device has of a "count".
     """
 
     item: GraphItem
@@ -52,6 +53,7 @@ class Analysis:
     phase: dict[str, int]
     depth: dict[str, int]
     writes: dict[str, tuple[str, ...]]
+    knows_counts: bool
 
     def gradient_level(self, gradient: Gradient) -> int:
         """The level at which `gradient` is combined: 1, or more where it is computed from combined ones."""
@@ -69,8 +71,14 @@ class Analysis:
         return bool(raw & self.varying)
 
 
-def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
-    """The facts about `item`'s graph, whose workers are given the same ("global"), or each its own part ("local")."""
+def analyse(item: GraphItem, *, batch: str = "global", is_together: bool = True) -> Analysis:
+    """The facts about `item`'s graph.
+
+    Args:
+        item: the program.
+        batch: whether workers are given the same ("global"), or each its own part ("local").
+        is_together: whether all replicas of the cluster step together.
+    """
     view = GraphView(tf.compat.v1.GraphDef.FromString(item.graph_def))
     gradients = {op_of(tensor) for gradient in item.gradients for tensor in gradient.tensors}
     statistics = {op_of(statistic.tensor): statistic.reduction for statistic in item.statistics}
@@ -79,9 +87,11 @@ def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
     combined = gradients | {
         op for op, reduction in statistics.items() if reduction not in ("part", "share", "own", "cut")
     }
-    counts = {op for op, reduction in statistics.items() if reduction == "count" and batch == "global"}
+    batched = {op_of(tensor.name) for tensor in batched_tensors(item, view)}
+    knows_counts = batch == "global" and is_together and bool(batched) and not _parts(item)
+    counts = {op for op, reduction in statistics.items() if reduction == "count" and knows_counts}
     exchanged = statistics.keys() - parts - own_rows - counts
-    sources = {op_of(tensor.name) for tensor in batched_tensors(item, view)} | _parts(item) | own_rows
+    sources = batched | _parts(item) | own_rows
     sources |= {variable.name for variable in item.variables if variable.per_replica}
     if batch == "local":
         sources |= {source.name for source in item.inputs if source.kind == "feed"}
@@ -104,6 +114,7 @@ def analyse(item: GraphItem, *, batch: str = "global") -> Analysis:
         phase={name: phase for name, (_, phase) in reached.items()},
         depth=depth,
         writes=view.writes,
+        knows_counts=knows_counts,
     )
 
 

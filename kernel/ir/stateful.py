@@ -26,37 +26,37 @@ from autodist_py.kernel.ir.tf_adapter import is_stateful
 
 NodeDef: TypeAlias = tf.compat.v1.NodeDef
 
-_DENSE = frozenset(
-    {
-        "AdaMax",
-        "Adadelta",
-        "Adagrad",
-        "AdagradDA",
-        "AdagradV2",
-        "Adam",
-        "AdamWithAmsgrad",
-        "AddSign",
-        "CenteredRMSProp",
-        "Ftrl",
-        "FtrlV2",
-        "GradientDescent",
-        "KerasMomentum",
-        "Momentum",
-        "PowerSign",
-        "ProximalAdagrad",
-        "ProximalGradientDescent",
-        "RMSProp",
-    }
+_RULES = (
+    "AdaMax",
+    "Adadelta",
+    "Adagrad",
+    "AdagradDA",
+    "AdagradV2",
+    "Adam",
+    "AdamWithAmsgrad",
+    "AddSign",
+    "CenteredRMSProp",
+    "Ftrl",
+    "FtrlV2",
+    "GradientDescent",
+    "KerasMomentum",
+    "Momentum",
+    "PowerSign",
+    "ProximalAdagrad",
+    "ProximalGradientDescent",
+    "RMSProp",
 )
-"""Update rules that an op has for a dense gradient."""
+_DENSE_ALONE = frozenset({"AdaMax", "Adam", "AdamWithAmsgrad", "AddSign", "GradientDescent", "PowerSign"})
 
-_SPARSE = _DENSE - {"AdaMax", "Adam", "AdamWithAmsgrad", "AddSign", "GradientDescent", "PowerSign"}
-"""Those that an op has for a sparse one, too."""
+DENSE_UPDATES = frozenset(f"ResourceApply{rule}" for rule in _RULES)
+"""Op types that update a variable by a dense gradient, each by another rule."""
+SPARSE_UPDATES = frozenset(f"ResourceSparseApply{rule}" for rule in _RULES if rule not in _DENSE_ALONE)
+"""Likewise by a sparse one."""
 
 _OF_VARIABLES = (
     READS_VARIABLE
-    | {f"ResourceApply{rule}" for rule in _DENSE}
-    | {f"ResourceSparseApply{rule}" for rule in _SPARSE}
+    | DENSE_UPDATES
+    | SPARSE_UPDATES
     | {f"ResourceScatter{change}" for change in ("Add", "Div", "Max", "Min", "Mul", "Sub", "Update")}
     | {f"ResourceScatterNd{change}" for change in ("Add", "Max", "Min", "Sub", "Update")}
     | {

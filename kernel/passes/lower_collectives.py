@@ -9,7 +9,6 @@ import tensorflow as tf
 from autodist_py.kernel.analysis.replica_weights import (
     batch_specs,
     cut_rows,
-    knows_counts,
     own_rows,
     replica_weights,
     weighted,
@@ -88,7 +87,7 @@ class LowerCollectives:
         if owns := [statistic for statistic in item.statistics if statistic.reduction in ("own", "cut")]:
             _pass_on_own_rows(program, owns, edits)
         counts = [statistic for statistic in item.statistics if statistic.reduction == "count"]
-        if counts and knows_counts(program):
+        if counts and program.analysis.knows_counts:
             _pass_on_counts(program, counts, edits)
         fetched = [(output, name) for output, names in program.fetched() for name in names]
         program = collectives.noted(program)

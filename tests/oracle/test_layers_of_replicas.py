@@ -14,13 +14,14 @@ from tests.support.oracle import Training, Values, compare_function
 REPLICAS = 3
 """Of both clusters."""
 
-Normalized = tuple[tf.Tensor, tf.Tensor]
-"""Rows, and the variance that they had."""
+Normalized = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+"""Rows, and the mean and the variance that they had."""
 
 
 def normalized(z: tf.Tensor) -> Normalized:
-    mean, variance = tf.nn.moments(z, [0])
-    return tf.nn.batch_normalization(z, mean, variance, None, None, 1e-2), variance
+    mean = tf.reduce_mean(z, 0)
+    variance = tf.reduce_mean(tf.math.squared_difference(z, mean), 0)
+    return tf.nn.batch_normalization(z, mean, variance, None, None, 1e-2), mean, variance
 
 
 def normalized_in_parts(z: tf.Tensor) -> Normalized:
@@ -29,8 +30,10 @@ def normalized_in_parts(z: tf.Tensor) -> Normalized:
     begins = [index * (rows // REPLICAS) + tf.minimum(index, rows % REPLICAS) for index in range(REPLICAS + 1)]
     made = [normalized(z[begin:end]) for begin, end in pairwise(begins)]
     shares = [tf.cast(end - begin, z.dtype) for begin, end in pairwise(begins)]
-    weighted = [share * variance for share, (_, variance) in zip(shares, made, strict=True)]
-    return tf.concat([y for y, _ in made], 0), tf.add_n(weighted) / tf.cast(rows, z.dtype)
+    examples, *moments = zip(*made, strict=True)
+    weighted = [[share * one for share, one in zip(shares, each, strict=True)] for each in moments]
+    mean, variance = (tf.add_n(each) / tf.cast(rows, z.dtype) for each in weighted)
+    return tf.concat(examples, 0), mean, variance
 
 
 def train_both(builder: str) -> Values:
@@ -45,22 +48,23 @@ def train_both(builder: str) -> Values:
             tf.Variable(start.normal(size=shape), name=name)
             for name, shape in (("first", (3, 4)), ("second", (4, 2)), ("scale", (4,)))
         )
-        average = tf.Variable(np.zeros(4), trainable=False, name="average")
+        averages = [tf.Variable(np.zeros(4), trainable=False, name=name) for name in ("mean", "variance")]
 
         def step(x: tf.Tensor) -> tf.Tensor:
             with tf.GradientTape() as tape:
                 with tf.name_scope("own"):
-                    y, variance = own(x @ first)
+                    y, *moments = own(x @ first)
                     y = y * scale
-                z, _ = normalized(tf.tanh(y) @ second)
+                z, *_ = normalized(tf.tanh(y) @ second)
                 loss = tf.reduce_mean(tf.tanh(z) * [1.0, 2.0]) + 0.01 * tf.reduce_sum(scale**2)
             trained = (first, second, scale)
             for variable, gradient in zip(trained, tape.gradient(loss, trained), strict=True):
                 variable.assign_sub(0.1 * gradient)
-            average.assign(0.5 * average + 0.5 * variance)
+            for average, now in zip(averages, moments, strict=True):
+                average.assign(0.5 * average + 0.5 * now)
             return loss
 
-        return Training(step, lambda: {one.name: one for one in (first, second, scale, average)})
+        return Training(step, lambda: {one.name: one for one in (first, second, scale, *averages)})
 
     choices = {"own": "replica"}
     return compare_function(build, batches, autodist={"batch_statistics": choices, "strategy_builder": builder})

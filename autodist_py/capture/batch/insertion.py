@@ -11,7 +11,7 @@ from autodist_py.capture.batch.layouts.table import AGAIN
 from autodist_py.kernel.ir.fragment import TensorSpec, trace
 from autodist_py.kernel.ir.graph import DRAWN_ALIKE, GraphView
 from autodist_py.kernel.ir.names import op_of, parse, unique_names
-from autodist_py.kernel.ir.node import Attribute, controls_of, node
+from autodist_py.kernel.ir.node import Attribute, controls_of, node, reads_of
 from autodist_py.proto.graph_item import Statistic
 
 
@@ -94,7 +94,7 @@ class Insertion:
         while pending:
             op = pending.pop()
             if op in self.nodes and op not in kept and not self.readers(op):
-                pending += map(op_of, self.nodes.pop(op).input)
+                pending += map(op_of, reads_of(self.nodes.pop(op)))
 
     def result(self, tensor: str) -> str:
         """The result `tensor`, or what is computed again for it; a gradient with all its terms."""

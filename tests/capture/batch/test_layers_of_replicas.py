@@ -14,6 +14,7 @@ from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.proto.errors import AutoDistError, CaptureError
 from autodist_py.proto.graph_item import GraphItem
 from tests.support.capture_steps import capture_with
+from tests.support.model_steps import descending
 
 Step = Callable[[tf.Tensor], Any]
 
@@ -35,16 +36,7 @@ def net(library: Any) -> Step:
     x = layers.ReLU()(layers.BatchNormalization(name="first")(x))
     x = layers.BatchNormalization(name="second")(layers.Conv2D(4, 2, use_bias=False)(x))
     model = library.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling2D()(x)))
-    optimizer = library.optimizers.SGD(0.1)
-    optimizer.build(model.trainable_variables)
-
-    def step(x: tf.Tensor) -> None:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(x, training=True) ** 2)
-        variables = model.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-
-    return step
+    return descending(model, library.optimizers.SGD(0.1))
 
 
 @pytest.mark.parametrize("library", [keras, tf_keras], ids=lambda library: library.__name__)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from autodist_py import AutoDist
 from autodist_py.proto.graph_item import Statistic
 from autodist_py.testing import assert_equivalent
+from tests.support.model_steps import descending
 from tests.support.precision import in_float64
 
 REPLICAS, SIZES = 3, (7, 2, 1, 6)
@@ -74,7 +75,19 @@ def absolute(z: tf.Tensor) -> tf.Tensor:
     return (z - mean) / (tf.reduce_mean(tf.abs(z - mean), 0) + 1e-2)
 
 
-APART: Mapping[str, Normalized] = {"another mean": about_another, "other axes": over_others, "no squares": absolute}
+def along_another(z: tf.Tensor) -> tf.Tensor:
+    """A mean for each entry of axis 1 is paired with those of axis 2, of which there are as many."""
+    several = tf.stack([z, z * 2.0, z - 1.0, tf.tanh(z)], 1)
+    mean = tf.reduce_mean(several, [0, 2])
+    return z * tf.math.rsqrt(tf.reduce_mean(tf.math.squared_difference(several, mean), [0, 2]) + 0.1) + mean
+
+
+APART: Mapping[str, Normalized] = {
+    "another mean": about_another,
+    "other axes": over_others,
+    "paired with another axis": along_another,
+    "no squares": absolute,
+}
 
 
 def step_of(normalized: Normalized) -> Step:
@@ -162,19 +175,22 @@ def test_a_layer_of_keras_takes_one_message_forward(policy: str) -> None:
         x = keras.layers.Add()([keras.layers.BatchNormalization()(x), keras.layers.BatchNormalization(axis=1)(-x)])
         outputs = keras.layers.Dense(1)(keras.layers.BatchNormalization()(x))
         model = keras.Model(inputs, outputs)
-        optimizer = keras.optimizers.SGD(0.1)
-    optimizer.build(model.trainable_variables)
-
-    def step(x: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.cast(model(x, training=True), tf.float64) ** 2)
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        return loss
-
+        step = descending(model, keras.optimizers.SGD(0.1))
     rng = np.random.default_rng(1)
     given = [(rng.normal(size=(size, 5)),) for size in SIZES]
     assert_equivalent(step, given, replicas=REPLICAS, tolerance=1e-10 if policy == "float64" else 5e-2)
     found = [one.reduction for one in statistics(step, *given[0])]
     assert found.count("moments") == 3
     assert "mean" not in found
+
+
+def test_numbers_of_examples_may_wrap() -> None:
+    """As those that are made to a seed do: a replica's own is no part of one device's then."""
+
+    def normalized(z: tf.Tensor) -> tf.Tensor:
+        count = tf.shape(z)[0]
+        scale = tf.random.stateless_uniform([4], [count * 1_000_003 * 2_654 % 2_147_483_647, 0], dtype=z.dtype)
+        is_large = tf.where(count * 1_000_000_000 > 5, 1.0, 2.0)
+        return (z - tf.reduce_mean(z, 0)) * scale * tf.cast(is_large, z.dtype)
+
+    assert_equivalent(step_of(normalized), batches(), replicas=REPLICAS, tolerance=1e-10)

@@ -12,6 +12,7 @@ from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.testing import assert_equivalent
 from tests.support.capture_steps import capture_with
+from tests.support.model_steps import descending
 
 REPLICAS, SIZES = 3, (7, 2, 1, 6)
 RTOL = 2e-4
@@ -44,17 +45,7 @@ def net(policy: str) -> Step:
     x = Layers.Add()([x, Layers.BatchNormalization(scale=False)(Layers.Conv2D(4, 1, use_bias=False)(x))])
     model = tf_keras.Model(inputs, Layers.Dense(1)(Layers.GlobalAveragePooling2D()(x)))
     tf_keras.mixed_precision.set_global_policy(before)
-    optimizer = tf_keras.optimizers.SGD(0.05)
-    optimizer.build(model.trainable_variables)
-
-    def step(x: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.cast(model(x, training=True), tf.float32) ** 2)
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        return loss
-
-    return step
+    return descending(model, tf_keras.optimizers.SGD(0.05))
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
@@ -125,3 +116,28 @@ def test_in_inference_it_stays_the_one_op() -> None:
 
     assert_equivalent(step, images(), replicas=REPLICAS, tolerance=RTOL)
     assert "FusedBatchNormV3" in types_of(item_of(step, *images()[0]))
+
+
+def branch(x: tf.Tensor, normalized: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    return tf.cond(tf.reduce_sum(x) < 1e6, lambda: normalized(x), lambda: x)
+
+
+def loop(x: tf.Tensor, normalized: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    return tf.while_loop(lambda i, _: i < 2, lambda i, y: (i + 1, normalized(y)), [0, x])[1]
+
+
+@pytest.mark.parametrize("inside", [branch, loop])
+def test_within_a_branch_or_loop_it_is_of_the_whole_batch(inside: Callable[..., tf.Tensor]) -> None:
+    scale, empty = tf.Variable([1.0, 2.0, 3.0]), tf.zeros([0])
+
+    def normalized(x: tf.Tensor) -> tf.Tensor:
+        made = tf.raw_ops.FusedBatchNormV3(x=x, scale=tf.ones([3]), offset=tf.zeros([3]), mean=empty, variance=empty)
+        return made.y**3
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(inside(x * scale, normalized) * [0.3, -1.0, 2.0])
+        scale.assign_sub(0.1 * tape.gradient(loss, scale))
+        return loss
+
+    assert_equivalent(step, images(), replicas=REPLICAS, tolerance=RTOL)

@@ -62,6 +62,8 @@ PASSES = frozenset({"Identity", "StopGradient"})
 """Op types that return what they are given."""
 REORDERS = frozenset({"RandomShuffle", "Roll"})
 """Op types that put examples into an order that has their name, and another one in each turn of a loop."""
+NORMALIZES = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
+"""Op types that, in training, normalize the examples that they are given by one another."""
 _READS = READS_VARIABLE | {"Identity", "LookupTableFindV2"}
 """Op types that are given a resource, and change nothing."""
 
@@ -216,6 +218,8 @@ class Functions:
                 op, [Argument(read, _constant(function.constants, one, read), None) for one, read in given]
             )
         node = function.view.nodes[op.name]
+        if op.type in NORMALIZES and node.attr["is_training"].b:
+            return [UNKNOWN] * len(op.outputs)  # In the program itself the user is told of it: see `Mixing`.
         constant_of = function.constants.value
         constants = [
             constant_of(symbol.name) if read.layout is BatchLayout.REPLICATED else None

@@ -18,6 +18,8 @@ from autodist_py.kernel.ir.node import reads_of
 from autodist_py.proto.graph_item import Gradient, GraphItem, Output
 
 _COMBINED = {REPLICATED: "mean", PARTIAL_MEAN: "mean", PARTIAL_SUM: "sum"}
+_BACKWARD = ("gradient_tape/", "gradients/")
+"""Scopes of back-propagation, by a tape and by `tf.gradients`."""
 _RESULTS = {**REDUCTIONS, COUNT: "sum", REPLICATED: "same"}
 
 
@@ -88,7 +90,7 @@ def of_whole_batch(
         outputs=outputs,
         statistics=tuple(insertion.statistics),
         local_ops=(),
-        normalizing_ops=tuple(sorted(name for name in found.own & of_replicas if not name.startswith("gradient"))),
+        normalizing_ops=tuple(sorted(name for name in found.own & of_replicas if not name.startswith(_BACKWARD))),
         mixtures=(),
         inseparable_ops=(),
     )
@@ -116,7 +118,7 @@ def _told_same(
             if op_of(read) not in same or found.layout(read) is not REPLICATED or str(parse(read)) in found.values:
                 continue
             is_number = tensor_of(read).dtype not in (tf.resource, tf.variant)
-            if is_number and tensor_of(read).shape.rank is not None:  # Else it is a place for what a kernel keeps.
+            if is_number and tensor_of(read).shape.rank is not None:  # Else nothing can be said of it.
                 yield op, index
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from autodist_py.capture.batch.insertion import Insertion
 from autodist_py.capture.batch.whole_batch.solver import WholeBatch
-from autodist_py.capture.batch.whole_batch.values import Edge
 from autodist_py.kernel.ir.names import op_of, parse
 from autodist_py.kernel.ir.node import reads_of
 
@@ -38,10 +37,8 @@ class Moments:
 
 def told_together(found: WholeBatch) -> Iterator[Moments]:
     """The means and variances that are read combined where they are made; of several variances of a mean, one."""
-    combined: dict[str, list[Edge]] = {}
-    for (op, index), reduction in found.edges.items():
-        if reduction == "mean":
-            combined.setdefault(op_of(found.graph.nodes[op].input[index]), []).append((op, index))
+    nodes = found.graph.nodes
+    combined = {op_of(nodes[op].input[index]) for (op, index), how in found.edges.items() if how == "mean"}
     means: set[str] = set()
     for variance in sorted(combined):
         mean = "" if variance in found.of_replicas else _mean_of(found, variance)
@@ -83,14 +80,19 @@ def _mean_of(found: WholeBatch, variance: str) -> str:
 
 
 def _is_alike(found: WholeBatch, mean: str, variance: str) -> bool:
-    """Whether both are means over the same axes."""
+    """Whether both are means over the same axes, and the first is paired with the numbers that it is a mean of.
+
+    Without the axes that it is over, it is so only if these are the first ones.
+    """
     nodes = [found.graph.nodes[name] for name in (mean, variance)]
     rank = found.shapes.of(nodes[0].input[0]).rank
     axes = [found.constant(node.input[1]) for node in nodes]
     if rank is None:
         return False
     known = [{int(axis) % rank for axis in one.flat} for one in axes if one is not None]
-    return len(known) == len(nodes) and known[0] == known[1]
+    if len(known) < len(nodes) or known[0] != known[1]:
+        return False
+    return nodes[0].attr["keep_dims"].b or known[0] == set(range(len(known[0])))
 
 
 def _differences(found: WholeBatch, op: str) -> list[tuple[str, str]]:

@@ -147,10 +147,10 @@ class WholeBatch(Values):
         return node.name in self.of_replicas and node.name not in self.writers
 
     def _of_replica(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> tuple[BatchLayout, ...] | None:
-        """The layouts of what `node` makes of each replica's own sums and means, as they are; None: it reads none."""
+        """The layouts of what `node` makes of each replica's own sums and means; None: it reads none, or whole rows."""
         layouts = tuple(map(self.layout, reads))
         reads_own = any(op_of(read) in self.own for read in reads)
-        if not reads_own and not FIXED & set(layouts):
+        if not (reads_own or FIXED & set(layouts)) or any(map(self.is_whole, reads)):
             return None
         found = self._by_rule(node, reads, layouts)
         if found is None or not set(found) <= _KNOWN:

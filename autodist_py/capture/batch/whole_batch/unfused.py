@@ -10,17 +10,17 @@ from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
+from autodist_py.capture.batch.layouts.loops import NORMALIZES
 from autodist_py.kernel.ir.fragment import TensorSpec, trace
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import op_of, parse, unique_names
 from autodist_py.kernel.ir.node import reads_of
 from autodist_py.proto.graph_item import GraphItem
 
-_FORWARD = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 _BACKWARD = frozenset({"FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"})
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Unfused:
     """A program without ops that normalize the batch they are given.
 
@@ -38,7 +38,7 @@ class Unfused:
 def unfused(item: GraphItem, graph: GraphView, tensor_of: Callable[[str], tf.Tensor]) -> Unfused:
     """`item` with each such op, and each of the back-propagation through it, taken apart."""
     parts = _Parts(graph, tensor_of)
-    for node in graph.of_type(_FORWARD | _BACKWARD):
+    for node in graph.of_type(NORMALIZES | _BACKWARD):
         if node.attr["is_training"].b:
             parts.take_apart(node)
     if not parts.of:
@@ -71,7 +71,7 @@ class _Parts:
             TensorSpec(read, one.dtype, None if one.shape.rank is None else tuple(one.shape.as_list()))
             for read, one in zip(reads, symbols, strict=True)
         ]
-        is_forward = node.op in _FORWARD
+        is_forward = node.op in NORMALIZES
         examples = symbols[0].shape if is_forward else symbols[1].shape
         if examples.rank is None:
             return

@@ -146,7 +146,8 @@ class Values(ABC):
         flow = self.graph.control_flow
         if not flow.runs_once(op_of(tensor)) or not (flow.runs_once(op) or self.graph.nodes[op].op == "Enter"):
             self.refuse(op, f"needs '{tensor}' of the whole batch, inside TensorFlow 1's control flow")
-        self.edges[op, index] = REDUCTIONS[layout]
+        is_sum = layout is COUNT and symbol.dtype.is_integer  # It may have wrapped, and be no multiple any more.
+        self.edges[op, index] = "sum" if is_sum else REDUCTIONS[layout]
 
     def refuse(self, op: str, reason: str) -> None:
         """What is known of `op` is not enough.

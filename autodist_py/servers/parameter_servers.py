@@ -241,11 +241,12 @@ class OpenMessages(StepHook):
             raise self._ended(wait=0.0)
 
     def failed(self, step: int, error: BaseException) -> None:
-        """Raises ClusterError: the messages were closed before; the run's one cause, where another worker has ended."""
+        """Raises ClusterError: the step waited for messages that were closed; or why another worker has ended."""
         if not isinstance(error, tf.errors.OpError):
             return  # The run has failed, or the step has not begun.
         may_be_data = isinstance(error, tf.errors.OutOfRangeError)
-        if self._messages.is_closed:  # For other errors `Together` has waited for the cause.
+        is_own = isinstance(error, tf.errors.InvalidArgumentError)  # A check of the step's: no closed queue raises it.
+        if self._messages.is_closed and not is_own:  # For other errors `Together` has waited for the cause.
             raise self._ended(wait=CAUSE_SECONDS if may_be_data else 0.0) from error
         if not may_be_data:  # The end of the data comes before anything is sent.
             self._messages.close()

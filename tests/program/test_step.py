@@ -147,12 +147,23 @@ def test_what_closed_the_messages_is_the_cause_of_the_step_that_waited_for_them(
         waiting_for(servers, SoloCluster(local_resource_spec(1))).run([])
 
 
-def waiting_for(servers: Any, cluster: SoloCluster) -> StepProgram:
-    """A program whose servers close while a step waits for them."""
+def test_a_steps_own_error_is_raised_where_another_worker_has_closed_the_messages_before() -> None:
+    servers = Servers(tf.errors.OutOfRangeError(None, None, "queue is closed"))
+    too_large = tf.errors.InvalidArgumentError(None, None, "too large")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
+        waiting_for(servers, SoloCluster(local_resource_spec(1)), too_large).run([])
+    assert servers.was_half_done
+
+
+QUEUE_CLOSED = tf.errors.OutOfRangeError(None, None, "queue is closed")
+
+
+def waiting_for(servers: Any, cluster: SoloCluster, error: Exception = QUEUE_CLOSED) -> StepProgram:
+    """A program whose servers close while a step runs, which then fails with this error."""
 
     def fail(feeds: Sequence[tf.Tensor]) -> list[Any]:
         servers.close()
-        raise tf.errors.OutOfRangeError(None, None, "queue is closed")
+        raise error
 
     executor: Any = SimpleNamespace(run=fail)
     return StepProgram(executor, cluster, [OpenMessages(cluster, servers, servers), Together(cluster, [], 0.0)])

@@ -148,9 +148,13 @@ def test_an_exception_in_either_half_leaves_no_thread_behind(tmp_path: Path, hal
     ended = run_script(tmp_path, RAISING, BUILDER=builder, HALF=half)
     output = ended.stdout + ended.stderr
     assert ended.returncode == 1, output
-    seconds = re.findall(r"worker ([012]) ended in ([0-9.]+) s of .*too large", output)
-    assert {rank for rank, _ in seconds} == {"0", "1", "2"}, output
-    assert max(float(one) for _, one in seconds) < 5.0
+    found = re.findall(r"worker ([012]) ended in ([0-9.]+) s of (.*)", output)
+    assert {rank for rank, _, _ in found} == {"0", "1", "2"}, output
+    assert max(float(seconds) for _, seconds, _ in found) < 5.0
+    # A worker that is behind may find its queues closed before its own half raises.
+    whys = [why for _, _, why in found]
+    assert any("too large" in why for why in whys), output
+    assert all("too large" in why or "servers have ended" in why for why in whys), output
 
 
 LIMIT = 2.0

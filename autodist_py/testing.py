@@ -172,7 +172,7 @@ class _Replicas:
 
 
 def _values(variables: Mapping[str, tf.Variable]) -> dict[str, np.ndarray]:
-    return {name: np.array(variable) for name, variable in variables.items()}
+    return {name: np.array(variable.numpy()) for name, variable in variables.items()}
 
 
 def _as_tensor(value: Any) -> Any:

@@ -95,6 +95,6 @@ def relative_difference(actual: np.ndarray, expected: np.ndarray, *, zero: float
     if not np.array_equal(actual[~finite], expected[~finite], equal_nan=True) or not np.isfinite(actual[finite]).all():
         return float("inf")
     scale = max(float(np.max(np.abs(expected), where=finite, initial=0.0)), float(np.finfo(expected.dtype).tiny))
-    largest = float(np.max(np.abs(actual - expected), where=finite, initial=0.0))
+    largest = float(np.max(np.abs(actual[finite] - expected[finite]), initial=0.0))
     size = max(scale, float(np.max(np.abs(actual), where=finite, initial=0.0)))
     return 0.0 if size <= zero * float(np.finfo(expected.dtype).eps) else largest / scale

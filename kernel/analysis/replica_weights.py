@@ -88,7 +88,8 @@ def replica_weights(program: Program, batch: Sequence[tf.Tensor], reduction: str
             replica without examples; "add", and "average", of which a server divides the sum: 1.
 
     Returns:
-        The weights. Where nothing is batched, the replicas that compute the same count for one together.
+        The weights. Where nothing is batched, the replicas that compute the same count for one together; so they do
+        where a batch has no example at all, as `batch` says then that each has one.
     """
     if reduction in ("add", "average") or (reduction == "parts" and not batch):
         return [tf.ones([], tf.float64)] * program.num_local_replicas

@@ -24,8 +24,10 @@ from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import Gradient, GraphItem
 
 PYTHON_OPS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
+CLOCK = "Timestamp"
+"""The op type that returns the time."""
 _RANDOM = SEEDED_RANDOM | SEED_INPUT.keys()
-_DRAWS = _RANDOM | PYTHON_OPS
+_DRAWS = _RANDOM | PYTHON_OPS | {CLOCK}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import tensorflow as tf
 
@@ -17,9 +17,12 @@ from autodist_py.kernel.ir.names import KERNEL_SCOPE, op_of, parse, replica_of
 from autodist_py.kernel.passes.read_data import require_on_all
 from autodist_py.kernel.program import Batch, Invariant, Program
 from autodist_py.kernel.runner import Contract
+from autodist_py.kernel.topology import Topology
 
 UNEVEN_DATA = "AutoDist: data in other proportions on workers "
 """What the error begins with when a step cannot be shared out; the ranks follow."""
+
+_Split: TypeAlias = tuple[list[list[tf.Tensor]], list[tf.Tensor], tf.Tensor, list[tf.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,9 @@ class SplitBatch:
         groups = _groups(program.analysis.captured, sources)
         position = program.schedule.position(CountExamples)
         collectives = Collectives(program.topology, program.lowered.next_instance_key, position or 0)
+
         split = trace(
-            lambda tensors: _split(program, tensors, groups, collectives),
+            lambda tensors: _counting(program.topology, *_split(program, tensors, groups, collectives)),
             [[TensorSpec(source.name, source.dtype, source.shape) for source in sources]],
             scope=f"{KERNEL_SCOPE}/Batch",
         )
@@ -85,9 +89,7 @@ def _groups(captured: GraphView, sources: Sequence[BatchedTensor]) -> list[int]:
     return [0 if not is_read else index - max(inputs - 1, 0) for index, is_read in enumerate(reads)]
 
 
-def _split(
-    program: Program, tensors: list[tf.Tensor], groups: Sequence[int], collectives: Collectives
-) -> tuple[list[list[tf.Tensor]], list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
+def _split(program: Program, tensors: list[tf.Tensor], groups: Sequence[int], collectives: Collectives) -> _Split:
     """For each local replica its part of each tensor; its number of rows; those of the step; `Batch.places`.
 
     Tensors of one group have as many rows each. Those of several are cut in the same proportions, so that a replica's
@@ -133,6 +135,31 @@ def _split(
         of_workers = everyone[:, longest] // tf.maximum(totals[longest] // tf.maximum(units, 1), 1)
         before_own = tf.reduce_sum(of_workers[: topology.workers.index(topology.worker)])
         return parts, sizes, tf.reduce_max(totals), [units, *(before_own + begin for begin in begins), *counts]
+
+
+def _counting(
+    topology: Topology,
+    parts: list[list[tf.Tensor]],
+    rows: list[tf.Tensor],
+    total: tf.Tensor,
+    places: list[tf.Tensor],
+) -> _Split:
+    """What `_split` returns, but of a batch of no examples each replica counts for one: it has what one device has.
+
+    A worker that takes its steps by itself changes nothing then.
+    """
+    if not topology.is_together:
+        return parts, rows, total, places
+    num_training = sum(replica.trains for replica in topology.everyone)
+    with tf.device(topology.host):
+        one = tf.cast(tf.equal(total, 0), tf.int64)
+        own = zip(topology.local_replicas, rows, strict=True)
+        return (
+            parts,
+            [size + one if replica.trains else size for replica, size in own],
+            total + num_training * one,
+            places,
+        )
 
 
 def _greatest_divisor(lengths: tf.Tensor) -> tf.Tensor:

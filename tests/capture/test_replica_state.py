@@ -267,6 +267,13 @@ KNOWN: Mapping[str, Step] = {
 }
 
 
+def test_the_time_is_read_outside_of_branches() -> None:
+    """There replicas read it together: see tests/oracle/test_random.py."""
+    assert not captured(trained(KNOWN["the time"])[0]).item.mixtures
+    (mixture,) = captured(trained(in_cond(KNOWN["the time"]))[0]).item.mixtures
+    assert "reads the time" in mixture
+
+
 @pytest.mark.parametrize("use", KNOWN.values(), ids=KNOWN)
 def test_what_is_known_of_is_not_refused(use: Step) -> None:
     for one in (use, in_cond(use)):

@@ -167,3 +167,34 @@ def without_a_seed() -> Values:
 
 def test_noise_of_no_example_needs_no_seed(cluster: Cluster) -> None:
     same(cluster.run(without_a_seed))
+
+
+def take_the_time(builder: str) -> dict[str, Any]:
+    """A step that writes and returns the time, thrice; each time lies between the clock's before and after it."""
+    last, between = (tf.Variable(0.0, dtype=tf.float64, name=name) for name in ("last", "between"))
+    weight = tf.Variable(np.ones((FEATURES, 1)), name="weight")
+    autodist = AutoDist(strategy_builder=builder)
+
+    @autodist.function
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        now = tf.timestamp()
+        between.assign(now - last)
+        last.assign(now)
+        with tf.GradientTape() as tape:
+            rows = (x @ weight)[:, 0]
+            loss = tf.reduce_mean(rows**2) + 0.0 * now
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return now, rows * now
+
+    for count in SIZES:
+        before, rows = tf.timestamp(), np.ones((count, FEATURES))
+        now, by_rows = step(rows)
+        assert before <= now <= tf.timestamp()
+        np.testing.assert_allclose(last.numpy(), now.numpy(), rtol=1e-15)
+        assert by_rows.shape == (count,)
+    return {"now": now.numpy(), "last": last.numpy(), "between": between.numpy(), "weight": weight.numpy()}
+
+
+@pytest.mark.parametrize("builder", ["AllReduce", "PS"])
+def test_the_time_of_a_step_is_one(cluster: Cluster, builder: str) -> None:
+    same(cluster.run(take_the_time, builder=builder))

@@ -90,3 +90,33 @@ def test_results_and_updates_of_rows_have_none_of_another_replicas(name: str, bu
 
     given = [(rng.integers(0, 9, n), rng.normal(size=n)) for n in SIZES]
     assert_equivalent(step, given, replicas=REPLICAS, tolerance=1e-9, strategy_builder=builder)
+
+
+Losses = Callable[[tf.Tensor], tf.Tensor]
+
+OF_NONE: Mapping[str, Losses] = {
+    "a sum": tf.reduce_sum,
+    "a mean": tf.reduce_mean,
+    "a mean, or 0": lambda errors: tf.math.divide_no_nan(tf.reduce_sum(errors), tf.cast(tf.size(errors), errors.dtype)),
+    "normalized": lambda errors: tf.reduce_sum(tf.tanh(errors - tf.reduce_mean(errors))),
+}
+
+
+@pytest.mark.parametrize("builder", ["AllReduce", "PS", "Parallax"])
+@pytest.mark.parametrize("name", OF_NONE)
+def test_a_batch_of_no_examples_is_to_all_what_it_is_to_one_device(name: str, builder: str) -> None:
+    """Of a mean that is no number; a regularizer's gradient counts all the same."""
+    rng = np.random.default_rng(0)
+    table, weight = tf.Variable(rng.normal(size=(9, 3))), tf.Variable(rng.normal(size=(3, 2)))
+
+    def step(ids: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        with tf.GradientTape() as tape:
+            errors = ((tf.gather(table, ids) @ weight)[:, 0] - y) ** 2
+            loss = OF_NONE[name](errors) + 0.1 * tf.reduce_sum(weight**2)
+        of_table, of_weight = tape.gradient(loss, [table, weight])
+        table.scatter_sub(tf.IndexedSlices(0.1 * of_table.values, of_table.indices))
+        weight.assign_sub(0.1 * of_weight)
+        return loss, tf.reduce_mean(errors), tf.reduce_max(errors), errors
+
+    given = [(rng.integers(0, 9, n), rng.normal(size=n)) for n in (4, 0, 5)]
+    assert_equivalent(step, given, replicas=REPLICAS, tolerance=1e-9, strategy_builder=builder)

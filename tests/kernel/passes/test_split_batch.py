@@ -43,9 +43,9 @@ def splitter(replicas_of_worker, worker):
 
 
 def own_of(parts, counts, batch):
-    """The rows that count: one that has none is given one of the batch, if there is any."""
+    """The rows that count: one that has none is given one of the batch, if there is any; else each counts for one."""
     for part, count in zip(parts, counts, strict=True):
-        assert len(part) == max(count, min(1, len(batch)))
+        assert len(part) == (max(count, 1) if len(batch) else 0)
         assert set(part) <= set(batch)
     return [part[:count] for part, count in zip(parts, counts, strict=True)]
 
@@ -56,7 +56,7 @@ def test_parts_are_contiguous_and_ordered_and_differ_by_one_row_at_most(rows, re
     batch = np.arange(rows) * 3
     parts, (*counts, total) = splitter((replicas,), 0)(batch)
     np.testing.assert_array_equal(np.concatenate(own_of(parts, counts, batch)), batch)
-    assert total == rows
+    assert total == (rows or replicas)
     assert max(counts) - min(counts) <= 1
     assert counts == sorted(counts, reverse=True)
 
@@ -68,8 +68,8 @@ def test_the_parts_of_all_workers_together_are_the_global_batch(rows, workers):
     of_workers = [splitter(workers, worker)(batch) for worker in range(len(workers))]
     together = [part for parts, counts in of_workers for part in own_of(parts, counts[:-1], batch)]
     np.testing.assert_array_equal(np.concatenate(together), batch)
-    assert {int(counts[-1]) for _, counts in of_workers} == {rows}
-    assert sum(int(count) for _, counts in of_workers for count in counts[:-1]) == rows
+    assert {int(counts[-1]) for _, counts in of_workers} == {rows or sum(workers)}
+    assert sum(int(count) for _, counts in of_workers for count in counts[:-1]) == (rows or sum(workers))
 
 
 @pytest.mark.parametrize("where", [kernel_programs.topology(1), kernel_programs.topology(1).alone()])

@@ -9,7 +9,7 @@ import tensorflow as tf
 from autodist_py.capture.recording.layers import LayerCall
 from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout
 from autodist_py.kernel.ir.batched import batched_tensors
-from autodist_py.kernel.ir.dataflow import random_ops
+from autodist_py.kernel.ir.dataflow import CLOCK, random_ops
 from autodist_py.kernel.ir.graph import ITERATOR_NEXT, SHOWS, VARIABLE_OP, GraphView
 from autodist_py.kernel.ir.names import op_of, parse
 from autodist_py.proto.graph_item import GraphItem, Variable
@@ -153,6 +153,8 @@ class Sources:
             return tuple(BatchLayout.SHARDED if has_rows else rest for has_rows in own_rows)
         if node.name in self.unknown:
             return (BatchLayout.MIXED,)
+        if node.op == CLOCK:
+            return (BatchLayout.PARTIAL_MEAN,)  # Of the times of all replicas: a time of the step, as one device's.
         return (BatchLayout.REPLICATED,) if node.name in self.markers else None
 
 

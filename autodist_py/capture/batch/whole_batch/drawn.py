@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist_py.kernel.ir.dataflow import PYTHON_OPS
+from autodist_py.kernel.ir.dataflow import CLOCK, PYTHON_OPS
 from autodist_py.kernel.ir.functions import with_called
 from autodist_py.kernel.ir.graph import SEEDED_RANDOM
 
@@ -28,6 +28,8 @@ def why_not_alike(node: tf.compat.v1.NodeDef, library: Mapping[str, Any]) -> str
     for one in with_called(node, library):
         if one.op in PYTHON_OPS - {_STATELESS}:
             return f"is computed {_OF_ALL}, by Python"
+        if one.op == CLOCK:
+            return "reads the time in a loop, a branch or a function: call tf.timestamp() outside"
         if one.op in SEEDED_RANDOM and not (one.attr["seed"].i or one.attr["seed2"].i):
             return f"draws random numbers {_OF_ALL}, without a seed: give it one, or call tf.random.set_seed before"
         overlaps = one is not node and one.op in _LOOPS and one.attr["parallel_iterations"].i > 1

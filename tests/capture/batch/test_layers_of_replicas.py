@@ -82,6 +82,30 @@ def test_what_a_layer_computes_of_its_own_statistics_stays_there() -> None:
     assert "each replica has its own" in told[0]
 
 
+def test_rows_of_the_whole_batch_are_not_paired_with_a_replicas_own_statistics() -> None:
+    weight = tf.Variable(np.ones((3, 2), np.float32))
+
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            z = x @ weight
+            ordered = tf.gather(z, tf.argsort(z[:, 0]))
+            with tf.name_scope("own"):
+                of_own = tf.math.sqrt(tf.reduce_mean(z**2, 0) + 0.1)
+                y = z / tf.reduce_sum(ordered / of_own, 0)
+            loss = tf.reduce_mean(tf.tanh(y))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+
+    (told, *_) = item_of(step, {"own": "replica"}).mixtures
+    assert "'own/" in told
+    assert "each replica has its own" in told
+
+
+def test_ops_of_back_propagation_are_not_named_to_the_user() -> None:
+    named = item_of(net(keras), {"*": "replica"}, (6, 4, 4, 3)).normalizing_ops
+    assert named
+    assert not [name for name in named if "gradient" in name]
+
+
 def test_a_name_of_no_layer_is_refused() -> None:
     with pytest.raises(CaptureError, match="'frist', and the step has no layer"):
         item_of(scoped(leaves=False), {"own": "global", "frist": "replica"})

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.distribute_branches import RUN_EAGERLY
-from tests.support.distribute_outcomes import Outcomes, require_equal
+from tests.support.distribute_outcomes import Outcomes, asked, cases_asked, require_equal
 from tests.support.distribute_together import CHECKS
 
-pytestmark = [pytest.mark.first]
+pytestmark = [pytest.mark.first, pytest.mark.turns(2)]
 TRAINING = (
     "sgd_with_momentum",
     "adam_with_global_clipnorm",
@@ -68,15 +68,12 @@ def every(of: dict[str, tuple[str, ...]], name: str) -> list[tuple[str, str]]:
 class Compared:
     """What cases gave under a strategy of TensorFlow's, and under others."""
 
-    def __init__(self, folders: pytest.TempPathFactory, reference: str, replicas: int, pairs: list[tuple[str, str]]):
-        asked: dict[str, list[str]] = {}
-        for kind, case in pairs:
-            asked.setdefault(kind, []).append(case)
+    def __init__(self, request: pytest.FixtureRequest, folders: pytest.TempPathFactory, reference: str, replicas: int):
+        cases: dict[str, list[str]] = {reference: cases_asked(request)}
+        for parameters in asked(request):
+            cases.setdefault(parameters["kind"], []).append(parameters["case"])
         self._reference = reference
-        self._of = {
-            kind: Outcomes(folders.mktemp("auto_dist"), [kind], replicas, *cases)
-            for kind, cases in {reference: list(dict.fromkeys(case for _, case in pairs)), **asked}.items()
-        }
+        self._of = {kind: Outcomes(folders.mktemp("auto_dist"), [kind], replicas, *own) for kind, own in cases.items()}
 
     def require_equal(self, kind: str, case: str, worker: int = 0, *, exactly: bool) -> None:
         theirs = self._of[self._reference].arrays(self._reference, case, worker)
@@ -84,13 +81,13 @@ class Compared:
 
 
 @pytest.fixture(scope="module")
-def one_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
-    yield Compared(tmp_path_factory, "tensorflow", 2, every(ONE_MACHINE, "autodist"))
+def one_machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
+    yield Compared(request, tmp_path_factory, "tensorflow", 2)
 
 
 @pytest.fixture(scope="module")
-def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
-    yield Compared(tmp_path_factory, "tensorflow-workers", 1, every(TWO_WORKERS, "autodist-workers"))
+def two_workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
+    yield Compared(request, tmp_path_factory, "tensorflow-workers", 1)
 
 
 @pytest.mark.parametrize(("kind", "case"), every(ONE_MACHINE, "autodist"))
@@ -98,21 +95,21 @@ def test_on_one_machine_where_the_builder_says(one_machine: Compared, kind: str,
     one_machine.require_equal(kind, case, exactly=case != REDUCED and case not in RUN_EAGERLY)
 
 
-@pytest.mark.parametrize("worker", [0, 1])
 @pytest.mark.parametrize(("kind", "case"), every(TWO_WORKERS, "autodist-workers"))
-def test_on_two_workers_where_the_builder_says(two_workers: Compared, kind: str, case: str, worker: int) -> None:
-    two_workers.require_equal(kind, case, worker, exactly=case not in RUN_EAGERLY)
+def test_on_two_workers_where_the_builder_says(two_workers: Compared, kind: str, case: str) -> None:
+    for worker in (0, 1):
+        two_workers.require_equal(kind, case, worker, exactly=case not in RUN_EAGERLY)
 
 
 @pytest.fixture(scope="module")
-def two_by_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
-    yield Compared(tmp_path_factory, "tensorflow-workers", 2, every(TWO_BY_TWO, "autodist-workers"))
+def two_by_two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
+    yield Compared(request, tmp_path_factory, "tensorflow-workers", 2)
 
 
-@pytest.mark.parametrize("worker", [0, 1])
 @pytest.mark.parametrize(("kind", "case"), every(TWO_BY_TWO, "autodist-workers"))
-def test_on_two_workers_of_two_replicas(two_by_two: Compared, kind: str, case: str, worker: int) -> None:
-    two_by_two.require_equal(kind, case, worker, exactly=False)
+def test_on_two_workers_of_two_replicas(two_by_two: Compared, kind: str, case: str) -> None:
+    for worker in (0, 1):
+        two_by_two.require_equal(kind, case, worker, exactly=False)
 
 
 CENTRAL = (
@@ -135,13 +132,15 @@ CENTRAL = (
 
 
 @pytest.fixture(scope="module")
-def central(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
-    yield Compared(tmp_path_factory, "tensorflow-central", 2, [("central", case) for case in CENTRAL])
+def central(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
+    yield Compared(request, tmp_path_factory, "tensorflow-central", 2)
 
 
-@pytest.mark.parametrize("case", CENTRAL)
-def test_central_storage_gives_what_it_gives_under_tensorflows_strategy(central: Compared, case: str) -> None:
-    central.require_equal("central", case, exactly=True)
+@pytest.mark.parametrize(("kind", "case"), [("central", case) for case in CENTRAL])
+def test_central_storage_gives_what_it_gives_under_tensorflows_strategy(
+    central: Compared, kind: str, case: str
+) -> None:
+    central.require_equal(kind, case, exactly=True)
 
 
 @pytest.fixture(scope="module")

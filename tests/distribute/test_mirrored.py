@@ -10,16 +10,16 @@ import pytest
 from tests.support import distribute_branches, distribute_training, distribute_variables
 from tests.support.distribute_branches import RUN_EAGERLY
 from tests.support.distribute_cases import CASES
-from tests.support.distribute_outcomes import Outcomes, require_equal
+from tests.support.distribute_outcomes import Outcomes, cases_asked, require_equal
 
-pytestmark = [pytest.mark.first]
+pytestmark = [pytest.mark.first, pytest.mark.turns(2)]
 assert distribute_branches and distribute_training and distribute_variables  # They add their cases.
 KINDS = ("tensorflow", "ours")
 
 
 @pytest.fixture(scope="module", params=[2, 3], ids=["2-replicas", "3-replicas"])
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
-    yield Outcomes(tmp_path_factory.mktemp("mirrored"), KINDS, request.param)
+    yield Outcomes(tmp_path_factory.mktemp("mirrored"), KINDS, request.param, *cases_asked(request))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.processes import ROOT
 
+pytestmark = [pytest.mark.turns(3)]
+
 SCRIPT = """
 import os, sys, time
 from autodist_py.distribute import MultiWorkerMirroredStrategy

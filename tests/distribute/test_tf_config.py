@@ -6,8 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.distribute_outcomes import Outcomes, require_equal, two_tasks
 from tests.support.processes import ROOT
+
+pytestmark = [pytest.mark.turns(3)]
 
 SCRIPT = """
 import os, sys

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from autodist_py.cluster.ports import HeldPort
 from tests.support.cluster_pool import Shape
@@ -66,6 +67,22 @@ class Outcomes:
         assert found.exists(), (self._folder / f"{kind}.log").read_text()[-3000:]
         with np.load(found) as loaded:
             return [loaded[name] for name in loaded.files]
+
+
+def asked(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """The parameters of the tests that are run and use the fixture, with its own parameter where it has some."""
+    own = getattr(request, "param", None)
+    for item in request.session.items:
+        if not isinstance(item, pytest.Function) or item.path != request.path:
+            continue
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        if request.fixturename in item.fixturenames and parameters.get(str(request.fixturename)) == own:
+            yield parameters
+
+
+def cases_asked(request: pytest.FixtureRequest) -> list[str]:
+    """The cases of these tests."""
+    return list(dict.fromkeys(parameters["case"] for parameters in asked(request)))
 
 
 def require_equal(theirs: Sequence[np.ndarray], ours: Sequence[np.ndarray], *, exactly: bool) -> None:

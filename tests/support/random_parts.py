@@ -131,8 +131,11 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "branch": _binary(lambda a, b: tf.cond(tf.reduce_sum(a) > 0.0, lambda: a * 2.0, lambda: a - 1.0)),
 }
 
+FACTORED = "AllReduce(factors=True)"
+"""It refuses programs none of whose gradients is a product."""
 BUILDERS = (
     "AllReduce",
+    FACTORED,
     "AllReduce(chunk_size=1)",
     "AllReduce(all_reduce_spec='RING')",
     "AllReduce(chunk_size=2, all_reduce_spec='RING')",

@@ -47,11 +47,11 @@ def without_updates(
     for name, one in graph.nodes.items():
         position, original = replica_of(name), captured_name(name)
         if position is None or position < first or original not in captured.nodes:
-            kept.append(_reading(one, tensors) if first == 0 else one)
+            kept.append(_reading(one, tensors, first))
         elif original in removed:
             gone[name] = one
         elif original in divided.worker_ops or one.op == VARIABLE_OP:
-            kept.append(_reading(one, tensors))
+            kept.append(_reading(one, tensors, first))
     waited = {name[1:] for one in kept for name in controls_of(one)}
     waited |= {copy_ for writers in program.analysis.writes.values() for op in writers for copy_ in program.copies(op)}
     waited |= set(map(op_of, (*program.fetches, *program.run_ops)))
@@ -155,16 +155,16 @@ def _new_values(
     return found
 
 
-def _reading(original: tf.compat.v1.NodeDef, tensors: Mapping[str, str]) -> tf.compat.v1.NodeDef:
-    """`original`, reading what servers answer."""
-    answered = {
-        name: tensors.get(spelt(captured_name(name)))
-        for name in original.input
-        if not name.startswith("^") and replica_of(op_of(name)) is not None
-    }
-    if not any(answered.values()):
+def _reading(original: tf.compat.v1.NodeDef, tensors: Mapping[str, str], first: int) -> tf.compat.v1.NodeDef:
+    """`original`, reading what servers answer in the place of what replicas from the `first` on leave to them."""
+    answered: dict[str, str] = {}
+    for name in original.input:
+        position = None if name.startswith("^") else replica_of(op_of(name))
+        if position is not None and position >= first and spelt(captured_name(name)) in tensors:
+            answered[name] = tensors[spelt(captured_name(name))]
+    if not answered:
         return original
     edited = copy.deepcopy(original)
     for index, name in enumerate(original.input):
-        edited.input[index] = answered.get(name) or name
+        edited.input[index] = answered.get(name, name)
     return edited

@@ -15,6 +15,7 @@ from tests.support.cluster_pool import same_on_all_workers as same
 from tests.support.fit_oracle import OPTIMIZERS, TOLERANCE, VALIDATION, X, Y, compiled, fitted
 from tests.support.mixing_losses import LOSSES, Weights, batch_of, step_of, used_by
 from tests.support.oracle import EXACT, Parts, Training, Values, assert_close, compare_function
+from tests.support.random_parts import FACTORED
 
 SIZES = (6, 5, 7, 2, 1, 8)
 """Of the batches: some have fewer examples than there are replicas."""
@@ -97,7 +98,7 @@ def test_one_op_normalizes_the_whole_batch(cluster: Cluster, own_sizes: Sequence
 
 
 @on_some
-@pytest.mark.parametrize("builder", [name for name in STRATEGIES.values() if name != "AllReduce"])
+@pytest.mark.parametrize("builder", [FACTORED, *(name for name in STRATEGIES.values() if name != "AllReduce")])
 def test_every_strategy_trains_by_what_mixes_a_batch(cluster: Cluster, builder: str) -> None:
     assert same(cluster.run(train, losses=["clip", "two_towers", "center_loss", "normalized"], builder=builder))
 

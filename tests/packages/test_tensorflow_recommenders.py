@@ -4,7 +4,6 @@ The package is imported by workers alone: where it is, `tf.keras` must be Keras 
 """
 
 import importlib
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from autodist_py import AutoDist
 from tests.packages.fitting import BATCH, EXAMPLES, STRATEGIES, Values, assert_as_on_one_device, require, state
 from tests.support.cluster_pool import Cluster
 from tests.support.cluster_pool import same_on_all_workers as same
@@ -33,19 +31,8 @@ def recommenders() -> Any:
     return importlib.import_module("tensorflow_recommenders")
 
 
-def parts(replicas: int) -> np.ndarray:
-    """For each pair of examples whether one replica has both, in each batch."""
-    masks = np.zeros([EXAMPLES, BATCH], bool)
-    for first in range(0, EXAMPLES, BATCH):
-        size = min(BATCH, EXAMPLES - first)
-        ends = [(size * index + replicas - 1) // replicas for index in range(replicas + 1)]
-        for begin, end in itertools.pairwise(ends):
-            masks[first + begin : first + end, begin:end] = True
-    return masks
-
-
-def two_towers(replicas: int) -> Values:
-    """In-batch negatives are those of a replica's own examples: on one device, all others' are left out."""
+def two_towers() -> Values:
+    """Negatives are all other examples of a batch, whichever replica has them."""
     tfrs = recommenders()
 
     class TwoTowers(tfrs.Model):  # type: ignore[name-defined]
@@ -56,17 +43,16 @@ def two_towers(replicas: int) -> Values:
             self.task = tfrs.tasks.Retrieval()
 
         def compute_loss(self, inputs: Any, training: bool = False) -> Any:
-            users, films, together = inputs
-            mask = together[:, : tf.shape(users)[0]] if replicas > 1 else None
-            return self.task(self.user(users), self.film(films), score_mask=mask, compute_metrics=False)
+            users, films = inputs
+            return self.task(self.user(users), self.film(films), compute_metrics=False)
 
     model = TwoTowers()
     model.compile(tf_keras.optimizers.Adagrad(0.1))
-    data = tf.data.Dataset.from_tensor_slices((USERS, FILMS, parts(max(replicas, 1)))).batch(BATCH)
+    data = tf.data.Dataset.from_tensor_slices((USERS, FILMS)).batch(BATCH)
     return state(model, model.fit(data, verbose=0))
 
 
-def deep_and_cross(replicas: int) -> Values:
+def deep_and_cross() -> Values:
     tfrs = recommenders()
 
     class DeepAndCross(tfrs.Model):  # type: ignore[name-defined]
@@ -95,24 +81,12 @@ PROGRAMS = {program.__name__: program for program in (two_towers, deep_and_cross
 
 
 def fitted(program: str, strategy_builder: str) -> Values:
-    with AutoDist() as autodist:
-        replicas = len(autodist.resources.replica_devices)
-
-    def train(replicas: int = 1) -> Values:
+    def train() -> Values:
         tf_keras.backend.set_floatx("float32")
         tf_keras.utils.set_random_seed(11)
-        return PROGRAMS[program](replicas)
+        return PROGRAMS[program]()
 
-    # Pairs of all rows are neither a sum nor a mean as far as the graph shows: what the task returns is a sum.
-    reduction = "sum" if program == "two_towers" else "mean"
-    return assert_as_on_one_device(
-        train,
-        lambda: train(replicas),
-        strategy_builder=strategy_builder,
-        tolerance=SINGLE,
-        loss_reduction=reduction,
-        fetch_reduction=reduction,
-    )
+    return assert_as_on_one_device(train, strategy_builder=strategy_builder, tolerance=SINGLE)
 
 
 @pytest.fixture(scope="module", autouse=True)

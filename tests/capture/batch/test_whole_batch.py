@@ -364,3 +364,25 @@ def in_inner_loop(z: tf.Tensor, y: tf.Tensor, t: tf.Variable, s: tf.Variable) ->
 def test_what_cannot_be_followed_is_refused_with_its_line(loss_of: Loss) -> None:
     with pytest.raises(CaptureError, match=r"(?s)test_whole_batch\.py, line \d+.*not computed of the whole batch"):
         assert_equivalent(trained(loss_of), batches(), replicas=REPLICAS, batch_statistics="global")
+
+
+@pytest.mark.parametrize("builder", ["PS", "PartitionedPS"])
+def test_rows_of_all_that_an_update_makes_are_taken_apart_on_each_replica(builder: str) -> None:
+    """One replica alone runs what leads to a write of a variable on a server; here all read rows of it, too."""
+    rng = np.random.default_rng(1)
+    weight, top = tf.Variable(rng.normal(size=(3, 2))), tf.Variable(rng.normal(size=(2, 1)))
+    total = tf.Variable(np.zeros(2), trainable=False)
+
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            first = tf.reduce_mean((x @ weight) ** 2)
+        weight.assign_sub(0.1 * tape.gradient(first, weight))
+        ordered = tf.sort(x, axis=0) @ weight
+        total.assign(0.5 * total + tf.reduce_sum(ordered, 0))
+        with tf.GradientTape() as tape:
+            second = tf.reduce_mean(tf.tanh(ordered * x[:, :2]) @ top)
+        top.assign_sub(0.1 * tape.gradient(second, top))
+        return first, second
+
+    given = [(rng.normal(size=(rows, 3)),) for rows in (7, 4, 5)]
+    assert_equivalent(step, given, replicas=2, tolerance=1e-9, strategy_builder=builder)

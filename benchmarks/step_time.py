@@ -1,4 +1,4 @@
-"""Step time of autodist_py beside tf.distribute and Horovod, on hosts of a core each, over shaped links.
+"""Step time of autodist_py beside tf.distribute, Horovod and torch DDP, on hosts of a core each, over shaped links.
 
     make bench, or: python -m benchmarks.step_time [--workloads mlp emb cnn resnet tlm dlrm wide] [--hosts 2 3 4 8]
         [--links none 1gbit 200mbit] [--systems NAME...] [--rounds N] [--steps N] [--block SECONDS] [--output FILE]
@@ -14,7 +14,8 @@ it carries them), and the ratio to the peer that was best in the same round.
 Before a change is landed: `--before CHECKOUT` names a checkout of what was before, with its own .venv. Our systems are
 run with its code too, and their times in the same round compared.
 
-All systems start from the same weights and are given the same data; exits with 1 where their first losses differ.
+All systems start from the same weights and are given the same data; exits with 1 where their first losses differ. What
+is not installed is left out: `make horovod` installs Horovod, `.venv/bin/python -m pip install torch` PyTorch.
 """
 
 import argparse

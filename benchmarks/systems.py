@@ -1,8 +1,9 @@
-"""Who trains a workload on several hosts: autodist_py under a builder, tf.distribute, Horovod, or one device alone.
+"""Who trains a workload on several hosts: autodist_py under a builder, tf.distribute, Horovod, torch, or one device.
 
 Each keeps to the way its own documentation shows, in a `tf.function`, with the settings it has by itself.
 """
 
+import importlib
 import importlib.util
 import json
 import socket
@@ -16,14 +17,15 @@ import tensorflow as tf
 
 from autodist_py import AutoDist, distribute
 from autodist_py.proto.resource_spec import NodeSpec, ResourceSpec
+from benchmarks.training_process import TORCH
 from benchmarks.workloads import WORKLOADS, Workload, descend
 
 INTRA_OP_THREADS = 1
 INTER_OP_THREADS = 4
 CONNECT_SECONDS = 120.0
 
-Step = Callable[[int], tf.Tensor]
-"""Trains on the batch of that number; the loss of it, or of this worker's part of it."""
+Step = Callable[[int], Any]
+"""Trains on the batch of that number; the loss of it, or of this worker's part of it: a number, or a scalar tensor."""
 
 Trainer = Callable[[Workload, "Worker"], Step]
 
@@ -84,6 +86,8 @@ def missing(system: str) -> str | None:
     """Why the system cannot be run here; None: it can."""
     if system in (HOROVOD, BY_HOROVOD) and importlib.util.find_spec("horovod") is None:
         return "horovod is not installed"
+    if system == TORCH and importlib.util.find_spec("torch") is None:
+        return "torch is not installed: see benchmarks/torch_models.py"
     return None
 
 
@@ -264,6 +268,16 @@ def _horovod_environment(worker: Worker) -> Mapping[str, str]:
     }
 
 
+# --- torch ------------------------------------------------------------------------------------------------------------
+
+
+def torch_ddp(workload: Workload, worker: Worker) -> Step:
+    """`torch.nn.parallel.DistributedDataParallel` over Gloo, on the same model of PyTorch's layers."""
+    torch_models = importlib.import_module("benchmarks.torch_models")
+    parts, threads = _own_parts(workload, worker), (INTRA_OP_THREADS, INTER_OP_THREADS)
+    return torch_models.distributed_step(workload, parts, worker.rank, worker.addresses, worker.port, threads)
+
+
 ALONE, HOROVOD = "one device", "Horovod"
 BY_HOROVOD = "AllReduce, HOROVOD"
 COMPILED = "tf.distribute, compiled"
@@ -278,6 +292,12 @@ SYSTEMS: Mapping[str, System] = {
         environment=_horovod_environment,
         works_when_idle=True,
         workloads=frozenset(WORKLOADS) - {"resnet"},  # It has no such normalization for Keras 3.
+    ),
+    TORCH: System(
+        torch_ddp,
+        is_peer=True,
+        environment=lambda _: {"GLOO_SOCKET_IFNAME": "eth0"},
+        workloads=frozenset(WORKLOADS) - {"resnet", "wide"},  # Its synchronized normalization is for GPUs.
     ),
     "AllReduce": _ours("AllReduce"),
     # What a user's spec says where the link is slower than 1 Gbit/s.

@@ -7,6 +7,7 @@ ends it.
 Usage: python -m benchmarks.training_process SYSTEM WORKLOAD RANK PORT ADDRESS...
 """
 
+import importlib.util
 import json
 import os
 import sys
@@ -15,15 +16,18 @@ import traceback
 
 FIRST_STEPS = 12
 """Those whose losses are compared. autodist_py compares what workers are given in the first ten."""
+TORCH = "torch DDP"
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # What libraries print is no answer.
+    system, workload, rank, port, *addresses = sys.argv[1:]
+    if system == TORCH and importlib.util.find_spec("triton") is not None:
+        importlib.import_module("triton._C.libtriton")  # torch imports it late, and after TensorFlow that crashes.
     from benchmarks.systems import SYSTEMS, Worker, set_threads
     from benchmarks.workloads import WORKLOADS
 
-    system, workload, rank, port, *addresses = sys.argv[1:]
     set_threads()
     step = SYSTEMS[system].train(WORKLOADS[workload], Worker(int(rank), addresses, int(port)))
     losses = [_number(step(number)) for number in range(FIRST_STEPS)]

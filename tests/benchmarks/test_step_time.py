@@ -1,5 +1,9 @@
 """What `benchmarks/step_time.py` measures is the same training by all systems, and its figures are what they say."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 
 import numpy as np
@@ -7,11 +11,16 @@ import pytest
 import tensorflow as tf
 
 from autodist_py import AutoDist
+from autodist_py.cluster.ports import HeldPort
 from benchmarks.step_table import Blocks, Cell, disagreements
 from benchmarks.step_time import compared
+from benchmarks.systems import SYSTEMS, missing
+from benchmarks.training_process import TORCH
 from benchmarks.workloads import WORKLOADS, zipf
+from tests.support.processes import ROOT
 
 ALONE, PEERS = "one device", frozenset({"slow peer", "fast peer"})
+why_without_torch = missing(TORCH)
 
 
 def cell(wire_rate: float | None, seconds: Mapping[str, tuple[float, ...]]) -> Cell:
@@ -30,6 +39,24 @@ def test_a_step_under_all_reduce_with_one_worker_is_the_plain_step(name):
     np.testing.assert_allclose(losses, [float(tf.function(plain.step)(*batch)) for batch in batches], rtol=1e-5)
     for own, wanted in zip(trained.variables, plain.variables, strict=True):
         np.testing.assert_allclose(own, wanted, rtol=1e-4, atol=1e-6)
+
+
+def first_losses(system: str, workload: str) -> list[float]:
+    """Those of one worker, in a process of its own."""
+    held = HeldPort()
+    held.release()
+    port = str(held.number)
+    command = [sys.executable, "-m", "benchmarks.training_process", system, workload, "0", port, "127.0.0.1"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, input="", capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(why_without_torch is not None, reason=str(why_without_torch))
+@pytest.mark.parametrize("workload", sorted(SYSTEMS[TORCH].workloads))
+def test_the_models_of_torch_are_those_of_tensorflow(workload):
+    assert first_losses(TORCH, workload) == pytest.approx(first_losses(ALONE, workload), rel=1e-4)
 
 
 def test_models_and_batches_are_the_same_each_time():

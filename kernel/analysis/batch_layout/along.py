@@ -491,6 +491,14 @@ def _gather(operands: Operands, reads: tuple[Along, ...]) -> Found:
     return _joined(reads, frozenset(axes[0] + axis for axis in reads[1].axes))
 
 
+def _gather_nd(operands: Operands, reads: tuple[Along, ...]) -> Found:
+    """Of entries by their places along the first axes, which are not those of the examples."""
+    rank, depth = operands.ranks[1], operands.shapes[1][-1] if operands.ranks[1] else None
+    if rank is None or depth is None or not reads[1].is_same or min(reads[0].axes, default=depth) < depth:
+        return None
+    return _joined(reads[:1], frozenset(axis - depth + rank - 1 for axis in reads[0].axes))
+
+
 def _l2_loss(operands: Operands, reads: tuple[Along, ...]) -> Found:
     return OF_POOLED if reads[0].is_pooled else Along(pools=True, adds=True)
 
@@ -566,6 +574,7 @@ _RULES: Mapping[str, _Rule] = {
     "Cumsum": _on_axis(_axes, linear=True),
     "Einsum": _einsum,
     "ExpandDims": _expand_dims,
+    "GatherNd": _gather_nd,
     "GatherV2": _gather,
     "L2Loss": _l2_loss,
     "Pack": _pack,

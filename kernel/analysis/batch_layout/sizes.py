@@ -1,5 +1,7 @@
 """Shapes in which sizes stand before the number of examples, and what is reshaped to them, as `tf.tensordot` does.
 
+So is what is put into them, the gradient of `tf.gather_nd`.
+
 Before → after, of `x` with a row of 6 for each example, and `turned`, its transpose:
 
     tf.stack([2, tf.shape(x)[0]]) → a shape, with 2 before the number of examples
@@ -14,13 +16,13 @@ from dataclasses import replace
 from autodist_py.kernel.analysis.batch_layout.along import NUMBER, Along
 from autodist_py.kernel.analysis.batch_layout.layouts import COUNT, REPLICATED, SHAPE, BatchLayout, Operands
 
-SIZED = frozenset({"ConcatV2", "Pack", "Reshape"})
+SIZED = frozenset({"ConcatV2", "Pack", "Reshape", "ScatterNd"})
 """Op types that `along_sizes` knows."""
 
 
 def along_sizes(operands: Operands, reads: tuple[Along | None, ...]) -> Along | None:
     """How the result of `operands`, of SIZED, goes along examples, where a shape says it; None: it does not."""
-    return _reshaped(operands, reads) if operands.node.op == "Reshape" else _shape(operands, reads)
+    return {"Reshape": _reshaped, "ScatterNd": _scattered}.get(operands.node.op, _shape)(operands, reads)
 
 
 def _shape(operands: Operands, reads: tuple[Along | None, ...]) -> Along | None:
@@ -49,6 +51,17 @@ def _reshaped(operands: Operands, reads: tuple[Along | None, ...]) -> Along | No
         return None
     is_alike = math.prod(size for size in outer if size is not None) == math.prod(before)
     return replace(value, axes=frozenset({len(before)})) if is_alike else None
+
+
+def _scattered(operands: Operands, reads: tuple[Along | None, ...]) -> Along | None:
+    """Entries that are put by their places along the first axes, which are not those of the examples."""
+    places, value, before = reads[0], reads[1], _before(operands.layouts[2], reads[2])
+    rank, depth = operands.ranks[0], operands.shapes[0][-1] if operands.ranks[0] else None
+    if places is None or value is None or before is None or rank is None or depth is None:
+        return None
+    is_of_each = value.keeps_apart and not value.others and not value.joined and min(value.axes) >= rank - 1
+    axes = frozenset(axis - (rank - 1) + depth for axis in value.axes)
+    return replace(value, axes=axes) if places.is_same and is_of_each and axes == {len(before)} else None
 
 
 def _before(layout: BatchLayout, read: Along | None) -> tuple[int, ...] | None:

@@ -56,6 +56,11 @@ def kernel(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
     return tf.exp(tf.tensordot(centres, x, [[-1], [-1]]) - 0.5 * squares)
 
 
+def turned_pairs(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    """Of each example two rows of three numbers; the examples stand along the last axis, as DLRM's products may."""
+    return tf.transpose(tf.reshape(x @ w, [-1, 2, 3]), [1, 2, 0])
+
+
 SEEN = {
     "weights and rows": ("sum", lambda x, y, w: tf.reduce_sum((tf.tensordot(w, x, [[0], [-1]]) - y) ** 2)),
     "weights and rows of two vectors": (
@@ -65,6 +70,17 @@ SEEN = {
     "rows for each centre": ("sum", lambda x, y, w: tf.reduce_sum((tf.reduce_sum(kernel(x, w), 0) - y) ** 2)),
     "turned, in two parts": ("sum", lambda x, y, w: tf.reduce_sum(to(tf.transpose(x @ w), 2, 3, rows(x)) ** 2)),
     "behind a one": ("mean", lambda x, y, w: tf.reduce_mean(to(x @ w, 1, rows(x), 6) ** 2)),
+    "entries of pairs of features": (
+        "sum",
+        lambda x, y, w: tf.reduce_sum(
+            tf.reduce_sum(tf.gather_nd(turned_pairs(x, w), [[0, 1], [1, 2], [0, 1]]) ** 3, 0)
+        ),
+    ),
+    "entries of features, by lists": (
+        "mean",
+        lambda x, y, w: tf.reduce_mean(tf.gather_nd(turned_pairs(x, w), [[[0, 1], [1, 2]], [[0, 0], [0, 1]]]) ** 2),
+    ),
+    "some features": ("mean", lambda x, y, w: tf.reduce_mean(tf.gather_nd(turned_pairs(x, w), [[1], [1]]) ** 2)),
     "from behind a one": ("sum", lambda x, y, w: tf.reduce_sum(to((x @ w)[tf.newaxis], rows(x), 6) ** 2)),
 }
 
@@ -81,6 +97,7 @@ def test_examples_are_followed_to_where_a_shape_puts_them(reduction: str, loss_o
 MIXED = {
     "two of a row, of several examples": lambda x, y, w: to(tf.transpose(x @ w), 3, rows(x), 2),
     "rows of a turned value": lambda x, y, w: to(tf.transpose(x @ w), rows(x), 6),
+    "entries by their place in the batch": lambda x, y, w: tf.gather_nd(turned_pairs(x, w), [[0, 1, 2], [1, 1, 0]]),
     "parts behind the examples": lambda x, y, w: to(x @ w, 2, rows(x), 3),
 }
 

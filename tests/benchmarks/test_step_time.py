@@ -11,12 +11,14 @@ import pytest
 import tensorflow as tf
 
 from autodist_py import AutoDist
+from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.cluster.ports import HeldPort
 from benchmarks.step_table import Blocks, Cell, disagreements
 from benchmarks.step_time import compared
 from benchmarks.systems import SYSTEMS, missing
 from benchmarks.training_process import TORCH
 from benchmarks.workloads import WORKLOADS, zipf
+from tests.support.capture_steps import capture_with
 from tests.support.processes import ROOT
 
 ALONE, PEERS = "one device", frozenset({"slow peer", "fast peer"})
@@ -57,6 +59,14 @@ def first_losses(system: str, workload: str) -> list[float]:
 @pytest.mark.parametrize("workload", sorted(SYSTEMS[TORCH].workloads))
 def test_the_models_of_torch_are_those_of_tensorflow(workload):
     assert first_losses(TORCH, workload) == pytest.approx(first_losses(ALONE, workload), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(WORKLOADS.keys() - {"resnet"}))
+def test_replicas_exchange_no_examples_of_a_workload_that_mixes_none(name):
+    workload = WORKLOADS[name]
+    batch = map(tf.constant, workload.batches(1)[0])
+    item = capture_with(CaptureOptions(num_replicas=2), workload.model().step, *batch).item
+    assert {one.reduction for one in item.statistics} <= {"count", "same"}  # They take no message.
 
 
 def test_models_and_batches_are_the_same_each_time():

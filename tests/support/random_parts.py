@@ -116,7 +116,8 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "tile": lambda a, b, choice: tf.tile(a, [1, choice % 3 + 1]),
     "reverse": lambda a, b, choice: tf.reverse(a, [choice % 2]),
     "cumulate": lambda a, b, choice: tf.cumsum(a, axis=choice % 2),
-    "largest": lambda a, b, choice: tf.cast(tf.argmax(a, axis=choice % 2), tf.float64),
+    # Multiplied, as TensorFlow's optimizer takes the argmax of floor(x) for that of x, where other elements are equal.
+    "largest": lambda a, b, choice: tf.cast(tf.argmax(1.5 * a, axis=choice % 2), tf.float64),
     "sort": lambda a, b, choice: tf.sort(a, axis=[0, -1][choice % 2]),
     "gather_columns": lambda a, b, choice: tf.gather(a, [0, 1, 0], axis=1),
     "one_hot": _unary(lambda a: tf.one_hot(tf.cast(tf.abs(a), tf.int32), 3, dtype=tf.float64)),
@@ -181,7 +182,8 @@ LOSSES: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = {
 
 RESULTS: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "float": lambda value: value,
-    "complex": lambda value: tf.reduce_sum(tf.complex(value, -value), axis=0),
+    # Of what is normalized a sum is nothing but rounding: it is not to be the largest part.
+    "complex": lambda value: tf.reduce_sum(tf.complex(value, 1.0 - value), axis=0),
     "unsigned": lambda value: tf.cumsum(tf.cast(tf.minimum(tf.abs(value), 1e6), tf.uint64)),
     "long": lambda value: tf.reduce_sum(tf.cast(tf.clip_by_value(value, -1e6, 1e6), tf.int64), axis=0),
     "text": lambda value: tf.strings.as_string(tf.cast(tf.clip_by_value(value, -1e6, 1e6), tf.int64)),

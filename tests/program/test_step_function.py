@@ -193,7 +193,7 @@ def results_of_types_that_collectives_do_not_carry_are_of_all_examples() -> None
         return {
             "a sum": tf.reduce_sum(number),
             "a mean": tf.reduce_mean(tf.cast(number, tf.complex64), axis=0) * 2j,
-            "computed of means": tf.signal.fft(tf.reduce_mean(tf.complex(x, x), axis=0)),
+            "computed of means": tf.exp(tf.signal.fft(tf.reduce_mean(tf.complex(x, x), axis=0))),
             "above 2**63": tf.reduce_sum(wide) * np.uint64(2**59 + 1),
             "so far": tf.cumsum(wide)[-1],
             "16 bits": tf.reduce_sum(tf.cast(wide, tf.uint16)),

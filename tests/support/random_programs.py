@@ -183,7 +183,11 @@ def _evaluate(
         first, second = (values[-1 - index % len(values)] for index in (operation.first, operation.second))
         try:
             made = OPERATIONS[operation.name](first, second, operation.choice)
-        except (ValueError, tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError):  # The last: a scan over nothing.
+        except (
+            ValueError,
+            tf.errors.InvalidArgumentError,
+            tf.errors.OutOfRangeError,
+        ):  # The last: a scan over nothing.
             continue
         if made.shape.rank is not None and made.shape.rank <= MAX_RANK:
             values.append(made)

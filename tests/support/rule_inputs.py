@@ -242,6 +242,15 @@ BY_OP: Mapping[str, Mapping[str, Draw]] = {
         "orig_input": _values((EXAMPLES, 4, 4, 4, 3)), "orig_output": _values((EXAMPLES, 3, 3, 3, 3)),
         "grad": _values((EXAMPLES, 3, 3, 3, 3)),
     },
+    **_each(("MatrixSolve", "MatrixTriangularSolve"), {
+        "matrix": _values((3, 3), low=1, high=2), "rhs": _values((3, 2)),
+    }),
+    **_each(("IRFFT", "RFFT"), {
+        "input": _values((EXAMPLES, 4), (EXAMPLES, 2, 4), (EXAMPLES,)), "fft_length": _small(np.array([4], np.int32)),
+    }),
+    **_each(("IRFFT2D", "RFFT2D"), {
+        "input": _values((EXAMPLES, 2, 4), (EXAMPLES, 4)), "fft_length": _small(np.array([2, 4], np.int32)),
+    }),
     "ReverseV2": {"axis": _axes},
     "Pow": dict.fromkeys("xy", _PROBABILITIES),
     "OneHot": {"indices": _whole_numbers(4)},

@@ -316,6 +316,13 @@ def _matmul(operands: Operands, reads: tuple[Along, ...]) -> Found:
     return Along(frozenset(axes), pools, over_examples or any(read.adds for read in reads))
 
 
+def _solved(operands: Operands, reads: tuple[Along, ...]) -> Found:
+    """Of equations with one matrix for all examples, of each of which a column has the right-hand side."""
+    rank = operands.ranks[1]
+    is_of_columns = rank is not None and operands.ranks[0] == rank and reads[1].axes <= {rank - 1}
+    return _joined(reads[1:], reads[1].axes) if is_of_columns and reads[0].is_same else None
+
+
 def _einsum(operands: Operands, reads: tuple[Along, ...]) -> Found:
     terms, _, result = operands.node.attr["equation"].s.decode().partition("->")
     inputs = terms.split(",")
@@ -559,6 +566,7 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"), _cross_entropy),
     **dict.fromkeys(("MatMul", "BatchMatMulV2", "BatchMatMulV3"), _matmul),
     **dict.fromkeys(_OF_MATRICES, lambda operands, reads: OF_POOLED if reads[0].is_pooled else None),
+    **dict.fromkeys(("MatrixSolve", "MatrixTriangularSolve"), _solved),
     **dict.fromkeys(("Div", "DivNoNan", "RealDiv"), _quotient),
     **dict.fromkeys(("Mul", "MulNoNan"), _product),
     **dict.fromkeys(("Select", "SelectV2"), _choice),

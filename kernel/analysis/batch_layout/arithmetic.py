@@ -198,6 +198,17 @@ def _of_matrices(operands: Operands) -> BatchLayout:
     return _first_has_rows(operands) if rank is not None and rank > 2 else MIXED
 
 
+def _fourier(num_axes: int) -> Rule:
+    """Of what is transformed along its last axes."""
+
+    def rule(operands: Operands) -> BatchLayout:
+        rank = operands.ranks[0]
+        is_apart = rank is not None and rank > num_axes and set(operands.layouts[1:]) <= {REPLICATED}
+        return SHARDED if is_apart and operands.layouts[0] is SHARDED else MIXED
+
+    return rule
+
+
 def _arg_reduction(operands: Operands) -> BatchLayout:
     axes = operands.axes(1, operands.ranks[0])
     return SHARDED if operands.layouts[0] is SHARDED and axes is not None and axes[0] > 0 else MIXED
@@ -249,6 +260,8 @@ ARITHMETIC: Mapping[str, Rule] = {
     **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _batch_matmul),
     **dict.fromkeys(("All", "Any", "Max", "Min", "Prod"), _reduction(MIXED, linear=False)),
     **dict.fromkeys(_MATRICES, _of_matrices),
+    **dict.fromkeys(("FFT", "IFFT", "IRFFT", "RFFT"), _fourier(1)),
+    **dict.fromkeys(("FFT2D", "IFFT2D", "IRFFT2D", "RFFT2D"), _fourier(2)),
     "AdjustContrastv2": lambda operands: MIXED if (operands.ranks[0] or 0) < 4 else _first_has_rows(operands),
     "Bitcast": _bitcast,
     "Cast": _cast,

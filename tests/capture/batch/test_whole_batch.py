@@ -11,11 +11,13 @@ import tensorflow as tf
 import tf_keras
 
 from autodist_py import AutoDist
+from autodist_py.capture.assemble import CaptureOptions
 from autodist_py.capture.inexact import inexact
 from autodist_py.kernel.ir.graph import DRAWN_ALIKE
 from autodist_py.proto.errors import CaptureError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.testing import assert_equivalent
+from tests.support.capture_steps import capture_with
 from tests.support.precision import in_float64
 
 SIZES = (6, 5, 1, 2, 7)
@@ -386,3 +388,43 @@ def test_rows_of_all_that_an_update_makes_are_taken_apart_on_each_replica(builde
 
     given = [(rng.normal(size=(rows, 3)),) for rows in (7, 4, 5)]
     assert_equivalent(step, given, replicas=2, tolerance=1e-9, strategy_builder=builder)
+
+
+def curvature(x: tf.Tensor, weight: tf.Variable) -> tf.Tensor:
+    """What a physics-informed network squares: a second derivative by one of the features, and a first by another."""
+    first, others = x[:, :1], x[:, 1:]
+    with tf.GradientTape() as outer:
+        outer.watch(first)
+        with tf.GradientTape(persistent=True) as inner:
+            inner.watch([first, others])
+            z = tf.tanh(tf.concat([first, others], axis=1) @ weight)
+        slope, slopes = inner.gradient(z, first), inner.gradient(z, others)
+    return slopes + z[:, :1] * outer.gradient(slope, first)
+
+
+def spectrum(x: tf.Tensor, weight: tf.Variable) -> tf.Tensor:
+    return tf.signal.irfft(tf.signal.rfft(x @ weight) * [1.0 + 2.0j, 0.5, 3.0j]) * x[:, :1]
+
+
+def solved(x: tf.Tensor, weight: tf.Variable) -> tf.Tensor:
+    """As sparse Gaussian processes have it: a column for each example."""
+    factor = tf.linalg.cholesky(weight @ tf.transpose(weight) + 3.0 * tf.eye(3, dtype=tf.float64))
+    return tf.transpose(tf.linalg.triangular_solve(factor, tf.transpose(x)))
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("rows_of", [curvature, spectrum, solved])
+def test_examples_stay_apart(rows_of: Callable[[tf.Tensor, tf.Variable], tf.Tensor], normalized: bool) -> None:
+    rng = np.random.default_rng(4)
+    weight = tf.Variable(rng.normal(size=(3, 4)))
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            rows = rows_of(x, weight)
+            loss = tf.reduce_mean((rows / root(rows) if normalized else rows) ** 4)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    item = capture_with(CaptureOptions(num_replicas=REPLICAS), step, rng.normal(size=(6, 3))).item
+    assert {one.reduction for one in item.statistics} <= {"count", "mean", "same", "sum"}
+    assert_equivalent(step, [(rng.normal(size=(rows, 3)),) for rows in SIZES], replicas=REPLICAS, tolerance=1e-9)

@@ -21,15 +21,27 @@ _ARITHMETIC: Mapping[str, Callable[..., np.ndarray]] = {
 
 
 class Constants:
-    """Values of tensors that follow from constants and static shapes."""
+    """Values of tensors that follow from constants and static shapes.
+
+    Attributes:
+        given: values of tensors that are known otherwise.
+    """
 
     def __init__(self, graph: GraphView, tensor_of: Callable[[str], tf.Tensor]):
         self._graph, self._tensor_of = graph, tensor_of
         self._known: dict[str, np.ndarray | None] = {}
+        self.given: dict[str, np.ndarray] = {}
+
+    def forget_given(self) -> None:
+        """Know again only what the graph says."""
+        self.given.clear()
+        self._known.clear()
 
     def value(self, tensor: str) -> np.ndarray | None:
         """The value of `tensor`; None where it is not known."""
         name = str(parse(tensor))
+        if name in self.given:
+            return self.given[name]
         if name not in self._known:
             self._known[name] = self._found(name)
         return self._known[name]

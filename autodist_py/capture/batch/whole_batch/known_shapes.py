@@ -54,8 +54,17 @@ class KnownShapes:
         reads = reads_of(node)
         if not reads or has_function_attribute(node) or not self._graph.dataflow_consumers([node.name]):
             return
-        if not any(map(_is_open, self._tensor_of(f"{node.name}:0").op.outputs)):
-            return
+        if any(map(_is_open, self._tensor_of(f"{node.name}:0").op.outputs)):
+            self._note_inferred(node, sizes)
+
+    def is_fixed(self, node: tf.compat.v1.NodeDef, sizes: Callable[[str], Sequence[int] | None]) -> bool:
+        """Whether what `node` returns has one shape, whatever the number of rows; `sizes` as in `infer`."""
+        if not self.of(f"{node.name}:0").is_fully_defined():
+            self._note_inferred(node, sizes)
+        return self.of(f"{node.name}:0").is_fully_defined()
+
+    def _note_inferred(self, node: tf.compat.v1.NodeDef, sizes: Callable[[str], Sequence[int] | None]) -> None:
+        reads = reads_of(node)
         given = [_Input(self.of(read), self._tensor_of(read).dtype, self._content(read, sizes)) for read in reads]
         if any(str(parse(read)) in self._noted for read in reads) or any(one.content is not None for one in given):
             for index, shape in enumerate(_inferred(node, given)):

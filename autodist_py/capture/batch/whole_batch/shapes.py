@@ -14,7 +14,7 @@ from autodist_py.kernel.ir.names import parse
 from autodist_py.kernel.ir.node import reads_of
 
 FROM_SHAPES = frozenset({"BroadcastGradientArgs", "ConcatOffset"})
-"""Op types of which `Shapes` knows the results."""
+"""Op types that read shapes alone, and of which `Shapes` knows the results."""
 
 
 class Layouts(Protocol):
@@ -37,22 +37,20 @@ class Shapes:
         graph: the graph.
         shapes: what is known of its tensors' shapes.
         layouts: what is known of their layouts.
-        constants: the values that are known.
+        constants: the values that are known; it is given what ops return whatever the number of rows.
 
     Attributes:
-        values: what ops of FROM_SHAPES return, whatever the number of rows, by tensor.
         given: sizes in shapes that the graph does not say, `BATCH` for that of the rows.
     """
 
     def __init__(self, graph: GraphView, shapes: KnownShapes, layouts: Layouts, constants: Constants):
         self._graph, self._shapes, self._layouts, self._constants = graph, shapes, layouts, constants
-        self.values: dict[str, np.ndarray] = {}
         self.given: dict[str, tuple[int, ...]] = {}
 
     def note(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> bool:
-        """Note what `node`, of FROM_SHAPES, returns, and whether it is known."""
+        """Note what `node` computes from shapes, whatever the number of rows, and whether it is known."""
         found = self._found(node, reads)
-        self.values |= {str(parse(f"{node.name}:{index}")): value for index, value in enumerate(found)}
+        self._constants.given |= {str(parse(f"{node.name}:{index}")): value for index, value in enumerate(found)}
         return bool(found)
 
     def _found(self, node: tf.compat.v1.NodeDef, reads: Sequence[str]) -> list[np.ndarray]:
@@ -60,6 +58,10 @@ class Shapes:
             shapes = list(map(self.sizes, reads))
             known = [shape for shape in shapes if shape is not None]
             return _reduced(*known) if len(known) == len(shapes) else []
+        if node.op == "Sub":
+            return self._difference(reads)
+        if node.op != "ConcatOffset":
+            return []
         axis, shapes = self._constants.value(reads[0]), list(map(self.sizes, reads[1:]))
         known = [shape for shape in shapes if shape is not None]
         if axis is None or len(known) < len(shapes):
@@ -71,6 +73,18 @@ class Shapes:
         offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         return [np.array([offset if at == place else 0 for at in range(len(known[0]))]) for offset in offsets]
 
+    def _difference(self, reads: Sequence[str]) -> list[np.ndarray]:
+        """By how much two shapes differ, as in the gradient of a slice: along the rows not at all."""
+        if self._layouts.layout(reads[0]) is not SHAPE or self._layouts.layout(reads[1]) is not SHAPE:
+            return []
+        first, second = map(self.sizes, reads)
+        if first is None or second is None or len(first) != len(second):
+            return []
+        pairs = list(zip(first, second, strict=True))
+        if any(BATCH in pair and pair[0] != pair[1] for pair in pairs):
+            return []
+        return [np.array([one - other for one, other in pairs])]
+
     def sizes(self, tensor: str) -> list[int] | None:
         """The sizes in the shape `tensor`, or the one that it is, `BATCH` for that of the rows; None: not all known."""
         if self._layouts.layout(tensor) not in (REPLICATED, SHAPE, MIXED) or self._layouts.is_whole(tensor):
@@ -78,7 +92,7 @@ class Shapes:
         name = parse(tensor)
         if str(name) in self.given:
             return list(self.given[str(name)])
-        value = self.values.get(str(name), self._constants.value(tensor))
+        value = self._constants.value(tensor)
         if value is not None:
             return [int(size) for size in value.flat] if value.ndim <= 1 and not (value < 0).any() else None
         node = self._graph.nodes[name.op]

@@ -45,7 +45,7 @@ from autodist_py.kernel.analysis.batch_layout.layouts import (
 )
 from autodist_py.kernel.analysis.batch_layout.rules import layout_of
 from autodist_py.kernel.ir.control_flow import CONTROL_FLOW
-from autodist_py.kernel.ir.names import op_of, parse
+from autodist_py.kernel.ir.names import op_of
 from autodist_py.kernel.ir.node import reads_of
 
 _KNOWN = frozenset({REPLICATED, SHARDED, PARTIAL_SUM, PARTIAL_MEAN, COUNT, SHAPE})
@@ -74,8 +74,9 @@ class WholeBatch(Values):
         num_found = -1
         while num_found < self._num_learnt:
             num_found = self._num_learnt
-            for known in (self.found, self.whole, self.edges, self.drawn, self.own, self._sizes.values):
+            for known in (self.found, self.whole, self.edges, self.drawn, self.own):
                 known.clear()
+            self._constants.forget_given()
             self.shapes.forget()
             self._elsewhere.begin()
             for name in order:
@@ -254,14 +255,10 @@ class WholeBatch(Values):
 
     def _operands(self, node: tf.compat.v1.NodeDef, reads: Sequence[str], layouts: tuple[BatchLayout, ...]) -> Operands:
         operands = self._blocks.operands(node, reads, layouts)
-        constants = (
-            self.values.get(str(parse(name)), one) for name, one in zip(reads, operands.constants, strict=True)
-        )
         shapes = [self.shapes.of(read) for read in reads]
         row = shapes[0][1:] if shapes and shapes[0].rank else tf.TensorShape(None)
         operands = replace(
             operands,
-            constants=tuple(constants),
             ranks=tuple(shape.rank for shape in shapes),
             leading=tuple(shape[0] if shape.rank else None for shape in shapes),
             row=tuple(row.as_list()) if row.rank is not None else None,
@@ -315,6 +312,8 @@ class WholeBatch(Values):
         """What the rules say of `node`, given inputs of these layouts; None: nothing."""
         if node.op in FROM_SHAPES:
             return (REPLICATED,) if self._sizes.note(node, reads) else None
+        if node.op == "Sub" and self._sizes.note(node, reads):
+            return (REPLICATED,)
         if node.op == _CHECKS and FIXED & set(layouts):
             return None  # A replica without examples has a mean that is no number.
         operands = self._operands(node, reads, layouts)
@@ -322,7 +321,7 @@ class WholeBatch(Values):
         if found is MIXED and node.op in BACK_PROPAGATION:
             found = BACK_PROPAGATION[node.op](operands)
         result = found if isinstance(found, tuple) else (found,)
-        if FIXED & set(result) and not self.shapes.of(f"{node.name}:0").is_fully_defined():
+        if FIXED & set(result) and not self.shapes.is_fixed(node, self._sizes.sizes):
             return None  # Its shape is that of the whole batch, as of a sum of columns of all pairs.
         return None if MIXED in result else result
 

@@ -99,8 +99,8 @@ class Values(ABC):
 
     @property
     def values(self) -> Mapping[str, np.ndarray]:
-        """What ops of FROM_SHAPES return, whatever the number of rows."""
-        return self._sizes.values
+        """What ops compute from shapes, whatever the number of rows."""
+        return self._constants.given
 
     def constant(self, tensor: str) -> np.ndarray | None:
         """The value of `tensor`; None where it is not known."""

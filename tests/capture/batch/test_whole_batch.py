@@ -428,3 +428,18 @@ def test_examples_stay_apart(rows_of: Callable[[tf.Tensor, tf.Variable], tf.Tens
     item = capture_with(CaptureOptions(num_replicas=REPLICAS), step, rng.normal(size=(6, 3))).item
     assert {one.reduction for one in item.statistics} <= {"count", "mean", "same", "sum"}
     assert_equivalent(step, [(rng.normal(size=(rows, 3)),) for rows in SIZES], replicas=REPLICAS, tolerance=1e-9)
+
+
+def test_shapes_of_several_rows_for_each_example_differ_by_the_number_of_examples() -> None:
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            z = x @ weight
+            twice = tf.reshape(tf.concat([z, z], 1), [-1, 4])
+            difference = tf.shape(twice) - tf.shape(z)
+            loss = root(z) * (1.0 + tf.reduce_sum(number(difference)))
+        weight.assign_sub(0.01 * tape.gradient(loss, weight))
+        return difference
+
+    rng = np.random.default_rng(4)
+    weight = tf.Variable(rng.normal(size=(3, 4)))
+    assert_equivalent(step, [(rng.normal(size=(rows, 3)),) for rows in SIZES], replicas=REPLICAS, tolerance=1e-9)

@@ -312,7 +312,7 @@ class WholeBatch(Values):
         """What the rules say of `node`, given inputs of these layouts; None: nothing."""
         if node.op in FROM_SHAPES:
             return (REPLICATED,) if self._sizes.note(node, reads) else None
-        if node.op == "Sub" and self._sizes.note(node, reads):
+        if node.op == "Sub" and self._have_equal_rows(reads) and self._sizes.note(node, reads):
             return (REPLICATED,)
         if node.op == _CHECKS and FIXED & set(layouts):
             return None  # A replica without examples has a mean that is no number.
@@ -324,6 +324,12 @@ class WholeBatch(Values):
         if FIXED & set(result) and not self.shapes.is_fixed(node, self._sizes.sizes):
             return None  # Its shape is that of the whole batch, as of a sum of columns of all pairs.
         return None if MIXED in result else result
+
+    def _have_equal_rows(self, reads: Sequence[str]) -> bool:
+        """Whether these are shapes of tensors that have as many rows as one another, for each example."""
+        sources = [self.graph.nodes[op_of(read)] for read in reads]
+        blocks = {self._blocks.of(op_of(source.input[0])) for source in sources if source.op == "Shape"}
+        return all(source.op == "Shape" for source in sources) and len(blocks) == 1 and None not in blocks
 
     def _with_shares(
         self, node: tf.compat.v1.NodeDef, reads: Sequence[str], layouts: tuple[BatchLayout, ...]

@@ -18,6 +18,13 @@ SHARES = (0.25, 0.75)
 Make = Callable[..., tf.Tensor]
 
 MATRIX = (4, 4)
+OF_EQUATIONS = np.tril(np.random.default_rng(1).normal(size=MATRIX)) + 3.0 * np.eye(4)
+
+
+def of_complex(transform: Make, value: tf.Tensor) -> tf.Tensor:
+    return tf.math.real(transform(tf.cast(value, tf.complex128)) * (1.0 - 2.0j))
+
+
 OPS: dict[str, tuple[Make, Sequence[tuple[int, ...]]]] = {
     "BatchMatMulV2": (lambda a, b: tf.matmul(a, b), [(2, 3, 4), (2, 4, 5)]),
     "BiasAdd": (lambda a, b: tf.nn.bias_add(a, b), [(3, 4), (4,)]),
@@ -31,7 +38,15 @@ OPS: dict[str, tuple[Make, Sequence[tuple[int, ...]]]] = {
     "ExpandDims": (lambda a: tf.expand_dims(a, 1), [MATRIX]),
     "GatherNd": (lambda a: tf.gather_nd(a, [[0, 1], [3, 3]]), [MATRIX]),
     "GatherV2": (lambda a: tf.gather(a, [3, 0, 0], axis=1), [MATRIX]),
+    "FFT": (lambda a: of_complex(tf.signal.fft, a), [MATRIX]),
+    "FFT2D": (lambda a: of_complex(tf.signal.fft2d, a), [MATRIX]),
+    "IFFT": (lambda a: of_complex(tf.signal.ifft, a), [MATRIX]),
+    "IFFT2D": (lambda a: of_complex(tf.signal.ifft2d, a), [MATRIX]),
+    "IRFFT": (lambda a: tf.signal.irfft(tf.cast(a, tf.complex128), [6]), [MATRIX]),
+    "IRFFT2D": (lambda a: tf.signal.irfft2d(tf.cast(a, tf.complex128), [4, 6]), [MATRIX]),
     "MatMul": (lambda a, b: tf.matmul(a, b, transpose_a=True), [MATRIX, MATRIX]),
+    "MatrixSolve": (lambda a: tf.linalg.solve(OF_EQUATIONS, a), [MATRIX]),
+    "MatrixTriangularSolve": (lambda a: tf.linalg.triangular_solve(OF_EQUATIONS, a), [MATRIX]),
     "MatrixBandPart": (lambda a: tf.linalg.band_part(a, 1, 0), [MATRIX]),
     "MatrixDiag": (lambda a: tf.raw_ops.MatrixDiag(diagonal=a), [MATRIX]),
     "MatrixDiagPart": (lambda a: tf.raw_ops.MatrixDiagPart(input=a), [MATRIX]),
@@ -42,6 +57,8 @@ OPS: dict[str, tuple[Make, Sequence[tuple[int, ...]]]] = {
     "Pad": (lambda a: tf.pad(a, [[1, 0], [0, 2]]), [MATRIX]),
     "PadV2": (lambda a, b: tf.raw_ops.PadV2(input=a, paddings=[[1, 0], [0, 2]], constant_values=b), [MATRIX, ()]),
     "Reshape": (lambda a: tf.reshape(a, [2, -1]), [MATRIX]),
+    "RFFT": (lambda a: tf.math.real(tf.signal.rfft(a) * (1.0 - 2.0j)), [MATRIX]),
+    "RFFT2D": (lambda a: tf.math.real(tf.signal.rfft2d(a) * (1.0 - 2.0j)), [MATRIX]),
     "ReverseV2": (lambda a: tf.reverse(a, [0]), [MATRIX]),
     "Roll": (lambda a: tf.roll(a, 1, 0), [MATRIX]),
     "ScatterNd": (lambda a: tf.scatter_nd([[0], [2], [2], [1]], a, [5, 4]), [MATRIX]),

@@ -443,3 +443,21 @@ def test_shapes_of_several_rows_for_each_example_differ_by_the_number_of_example
     rng = np.random.default_rng(4)
     weight = tf.Variable(rng.normal(size=(3, 4)))
     assert_equivalent(step, [(rng.normal(size=(rows, 3)),) for rows in SIZES], replicas=REPLICAS, tolerance=1e-9)
+
+
+def test_shapes_of_other_rows_of_an_iterator_differ_by_their_numbers() -> None:
+    """Three labelled examples, and nine others, are cut in the same proportions."""
+    rng = np.random.default_rng(4)
+    weight, steps = tf.Variable(rng.normal(size=(3, 2))), 3
+    sources = [tf.data.Dataset.from_tensor_slices(rng.normal(size=(count * steps, 3))).batch(count) for count in (3, 9)]
+    iterator = iter(tf.data.Dataset.zip(tuple(sources)).repeat())
+
+    def step() -> tuple[tf.Tensor, tf.Tensor]:
+        few, many = next(iterator)
+        with tf.GradientTape() as tape:
+            difference = tf.shape(many) - tf.shape(few)
+            loss = root(few @ weight) * number(difference[0]) + root(many @ weight)
+        weight.assign_sub(0.01 * tape.gradient(loss, weight))
+        return loss, difference
+
+    assert_equivalent(step, [()] * steps, replicas=REPLICAS, tolerance=1e-9)

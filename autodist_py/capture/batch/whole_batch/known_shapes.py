@@ -59,7 +59,7 @@ class KnownShapes:
 
     def is_fixed(self, node: tf.compat.v1.NodeDef, sizes: Callable[[str], Sequence[int] | None]) -> bool:
         """Whether what `node` returns has one shape, whatever the number of rows; `sizes` as in `infer`."""
-        if not self.of(f"{node.name}:0").is_fully_defined():
+        if not self.of(f"{node.name}:0").is_fully_defined() and not has_function_attribute(node):
             self._note_inferred(node, sizes)
         return self.of(f"{node.name}:0").is_fully_defined()
 

@@ -45,7 +45,7 @@ from autodist_py.kernel.analysis.batch_layout.layouts import (
 )
 from autodist_py.kernel.analysis.batch_layout.rules import layout_of
 from autodist_py.kernel.ir.control_flow import CONTROL_FLOW
-from autodist_py.kernel.ir.names import op_of
+from autodist_py.kernel.ir.names import op_of, parse
 from autodist_py.kernel.ir.node import reads_of
 
 _KNOWN = frozenset({REPLICATED, SHARDED, PARTIAL_SUM, PARTIAL_MEAN, COUNT, SHAPE})
@@ -312,7 +312,7 @@ class WholeBatch(Values):
         """What the rules say of `node`, given inputs of these layouts; None: nothing."""
         if node.op in FROM_SHAPES:
             return (REPLICATED,) if self._sizes.note(node, reads) else None
-        if node.op == "Sub" and self._have_equal_rows(reads) and self._sizes.note(node, reads):
+        if node.op == "Sub" and self._is_beside_slice(reads) and self._sizes.note(node, reads):
             return (REPLICATED,)
         if node.op == _CHECKS and FIXED & set(layouts):
             return None  # A replica without examples has a mean that is no number.
@@ -325,11 +325,14 @@ class WholeBatch(Values):
             return None  # Its shape is that of the whole batch, as of a sum of columns of all pairs.
         return None if MIXED in result else result
 
-    def _have_equal_rows(self, reads: Sequence[str]) -> bool:
-        """Whether these are shapes of tensors that have as many rows as one another, for each example."""
-        sources = [self.graph.nodes[op_of(read)] for read in reads]
-        blocks = {self._blocks.of(op_of(source.input[0])) for source in sources if source.op == "Shape"}
-        return all(source.op == "Shape" for source in sources) and len(blocks) == 1 and None not in blocks
+    def _is_beside_slice(self, reads: Sequence[str]) -> bool:
+        """Whether these are the shapes of a tensor and of a slice of it, which has as many rows for each example."""
+        whole, part = (self.graph.nodes[op_of(read)] for read in reads)
+        if (whole.op, part.op) != ("Shape", "Shape"):
+            return False
+        cut = self.graph.nodes[op_of(part.input[0])]
+        is_of_it = cut.op == "Slice" and parse(cut.input[0]) == parse(whole.input[0])
+        return is_of_it and self._blocks.of(cut.name) == self._blocks.of(op_of(whole.input[0])) is not None
 
     def _with_shares(
         self, node: tf.compat.v1.NodeDef, reads: Sequence[str], layouts: tuple[BatchLayout, ...]

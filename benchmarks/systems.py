@@ -297,7 +297,8 @@ SYSTEMS: Mapping[str, System] = {
         torch_ddp,
         is_peer=True,
         environment=lambda _: {"GLOO_SOCKET_IFNAME": "eth0"},
-        workloads=frozenset(WORKLOADS) - {"resnet", "wide"},  # Its synchronized normalization is for GPUs.
+        # Its synchronized normalization is for GPUs; of `wide`, see torch_models.py.
+        workloads=frozenset(WORKLOADS) - {"resnet", "wide"},
     ),
     "AllReduce": _ours("AllReduce"),
     # What a user's spec says where the link is slower than 1 Gbit/s.

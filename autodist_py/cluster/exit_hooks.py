@@ -19,6 +19,10 @@ _FUNCTIONS = re.compile(r"\{\{function_node [^}]*\}\}|\[Op:[^\]]*\]")
 """How TensorFlow says in a message which function of a graph it ran."""
 
 
+_handled: list[signal.Signals] = []
+"""The signals for which `_end_script` has raised SystemExit."""
+
+
 class ScriptObserver(Protocol):
     """Who is told. A process that the script forks is not observed."""
 
@@ -79,20 +83,27 @@ def _observe_exceptions(observer: ScriptObserver, owner: int) -> None:
     show, show_of_thread = sys.excepthook, threading.excepthook
     told: list[BaseException] = []
 
+    def is_shown(error: BaseException) -> bool:
+        if os.getpid() != owner:
+            return True
+        for number in _handled:  # C code makes another error of what a handler raises within it.
+            observer.signalled(number)
+        return observer.raised(error)
+
     def raised(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         told.append(error)
-        if os.getpid() != owner or observer.raised(error):
+        if is_shown(error):
             show(kind, error, traceback)
 
     def raised_in_thread(arguments: threading.ExceptHookArgs) -> None:
         error = arguments.exc_value
-        if error is None or os.getpid() != owner or observer.raised(error):
+        if error is None or is_shown(error):
             show_of_thread(arguments)
 
     def ended() -> None:
         last = getattr(sys, "last_value", None)  # Set before any hook runs, also one that replaced ours.
         if last is not None and last not in told:
-            observer.raised(last)
+            is_shown(last)
         observer.ended()
 
     sys.excepthook = raised
@@ -128,4 +139,5 @@ def _observe_signals(observer: ScriptObserver) -> None:
 
 
 def _end_script(number: int, _: FrameType | None) -> None:
+    _handled.append(signal.Signals(number))
     raise SystemExit(128 + number)

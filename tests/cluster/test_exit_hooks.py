@@ -1,6 +1,8 @@
 """What happens in a process at its end beside its script: nothing is printed beside the cause, and nothing crashes."""
 
 import re
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -310,3 +312,32 @@ def test_when_a_run_fails_a_worker_that_has_not_joined_is_ended_at_once(has_join
     chief_of(joined() if has_joined else make_coordinator(), worker).stop_workers(grace=60.0)
     assert worker.exit_code == -15
     assert worker.terminated_after == pytest.approx(60.0 if has_joined else 0.0, abs=1.0)
+
+
+TERMINATED = """
+import os, signal
+from autodist_py.cluster.exit_hooks import observe_script
+
+class Observer:
+    def raised(self, error):
+        print("raised", type(error).__name__)
+    def signalled(self, number):
+        print("signalled", number.name)
+    def ended(self):
+        pass
+
+read_end, write_end = os.pipe()
+os.set_blocking(write_end, False)
+signal.set_wakeup_fd(write_end)  # As an event loop has it: nobody else tells of the signal.
+observe_script(Observer())
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.read(read_end, 1)
+except SystemExit:
+    raise TypeError from None  # As TensorFlow's C++ code does, in which the handler may run.
+"""
+
+
+def test_a_signal_is_told_before_the_error_that_c_code_made_of_it() -> None:
+    done = subprocess.run([sys.executable, "-c", TERMINATED], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split("\n")[:2] == ["signalled SIGTERM", "raised TypeError"], done.stderr

@@ -129,7 +129,8 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "chosen": _chosen,
     "called": lambda a, b, choice: _called(a, b),
     "normalized": _unary(lambda a: (a - tf.reduce_mean(a, 0)) / tf.sqrt(tf.math.reduce_variance(a, 0) + 0.1)),
-    "branch": _binary(lambda a, b: tf.cond(tf.reduce_sum(a) > 0.0, lambda: a * 2.0, lambda: a - 1.0)),
+    # Not over 0: the sum of what is normalized is nothing but rounding.
+    "branch": _binary(lambda a, b: tf.cond(tf.reduce_sum(a) > 0.123, lambda: a * 2.0, lambda: a - 1.0)),
 }
 
 FACTORED = "AllReduce(factors=True)"

@@ -1,4 +1,7 @@
-"""What mixes the examples of a batch is computed of the whole batch: as on one device, also of one row a replica."""
+"""What mixes the examples of a batch is computed of the whole batch: as on one device, also of one row a replica.
+
+It is long, as it has a case for each way in which a step may mix examples, or may seem to.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial

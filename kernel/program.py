@@ -35,7 +35,7 @@ class Invariant(Enum):
     COMBINED = "gradients and statistics are combined over all replicas before anything reads them"
     WRITTEN = "each write of the captured step is done once, where the variable lives, and is run"
     PLACED = "every op has a device, and an update that of its variable"
-    ORDERED = "the collectives are the schedule's; each waits for those before it but one, or is found by its name"
+    ORDERED = "collectives are issued in the schedule's order, and variables are read and written in the captured one"
 
 
 @dataclass(frozen=True, slots=True)

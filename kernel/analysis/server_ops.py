@@ -65,7 +65,7 @@ def server_plans(program: Program, postponed: Mapping[tuple[int, str], int] | No
             own,
             closure,
             lookups=_lookups(program, division, own, worker_ops),
-            reads=Reads.of(program, division, own, mirrored_ops=closure.mirrored_ops, late=late),
+            reads=Reads.of(program, division, own, mirrored_ops=closure.mirrored_ops, worker_ops=worker_ops, late=late),
         )
         for own, closure in zip(holdings, closures, strict=True)
     }

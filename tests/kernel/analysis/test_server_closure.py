@@ -36,11 +36,13 @@ def test_a_server_holds_the_variables_of_its_side_alone(sides, held):
 
 
 @pytest.mark.parametrize(
-    ("late", "before"),
+    ("worker_ops", "before"),
     [({"v0/Read"}, {"update_0": {"v0/Read"}}), ({"v1/Read"}, {}), (set(), {})],
     ids=["of-its-variable", "of-another", "none"],
 )
-def test_a_server_waits_for_what_reads_its_variable_late_and_before_the_write(late, before):
+def test_a_server_waits_for_what_workers_read_of_its_variable_before_the_write(worker_ops, before):
     program, division = divided(kernel_programs.two_stages(), 0, 1)
-    reads = Reads.of(program, division, Holding.of(division, 0), mirrored_ops=(), late=late)
+    reads = Reads.of(
+        program, division, Holding.of(division, 0), mirrored_ops=(), worker_ops=worker_ops, late=worker_ops
+    )
     assert (reads.before, reads.recounted) == (before, {})

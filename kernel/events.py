@@ -264,7 +264,7 @@ class Exchange(Event):
         refreshed: handles of the variables that it writes and workers read.
         lookups: reads of rows of its tables. An exchange that has some has nothing else, and every worker is answered
             by itself.
-        read_before: what workers read of the variables that it writes, and have read before they send anything.
+        read_before: what workers read, before they send anything, of the variables that the server's ops write.
     """
 
     server: int

@@ -18,7 +18,7 @@ Once the pass that brings it about has run, what `Invariant` lists: on the way t
 10. Every op has a device, and one that writes a variable that of the variable.
 11. The graph holds the schedule's events, as `verify_schedule.py` says, and issues collectives as it lists them: each
     waits for those before it but one; one found by its name is run.
-12. A write of a variable and each other use of it run in the captured order, as `verify_uses.py` says.
+12. A write of a variable and each other use of it run in the captured order.
 """
 
 from collections import Counter
@@ -27,6 +27,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 import networkx as nx
 import tensorflow as tf
 
+from autodist_py.kernel.analysis.variable_uses import misordered
 from autodist_py.kernel.ir.control_flow import BACK_EDGE
 from autodist_py.kernel.ir.graph import (
     PASSES_HANDLE,
@@ -49,7 +50,6 @@ from autodist_py.kernel.printer import format_node
 from autodist_py.kernel.program import Invariant, Program
 from autodist_py.kernel.verify_passes import ON_THE_WAY
 from autodist_py.kernel.verify_schedule import require_scheduled
-from autodist_py.kernel.verify_uses import require_in_order
 from autodist_py.proto.errors import InvalidGraphError
 from autodist_py.proto.graph_item import GraphItem
 
@@ -353,7 +353,8 @@ def _check_placed(program: Program, changed: Sequence[tf.compat.v1.NodeDef]) -> 
 
 def _check_order(program: Program, _: Sequence[tf.compat.v1.NodeDef]) -> None:
     require_scheduled(program)
-    require_in_order(program)
+    for one in misordered(program):
+        raise InvalidGraphError(f"worker {program.topology.worker}: {one}")
     named = {op for one in program.lowered.collectives if one.by_name for op in one.ops}
     if idle := named - set(program.run_ops):
         raise InvalidGraphError(f"collective '{min(idle)}' is not among the ops to run: a worker could leave it out")

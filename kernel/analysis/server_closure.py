@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import networkx as nx
+import tensorflow as tf
 
 from autodist_py.kernel.analysis.server_split import Division
 from autodist_py.kernel.ir.graph import SHARED_BY_NAME, STANDS_ONCE, VARIABLE_OP, GraphView
@@ -106,6 +107,8 @@ class _Closing:
         while ends := self._ends_of_branches():
             self.ops |= ends
             self._close_over(ends)
+        if self._view.control_flow.predicates:
+            self._require_decided()
 
     def _close_over(self, ops: Collection[str]) -> None:
         """Add what these ops are computed from: what the server can compute too is copied, the rest is sent."""
@@ -118,9 +121,9 @@ class _Closing:
         pending = list(ops)
         while pending:
             node = nodes[pending.pop()]
-            for name in node.input:
+            for name in (*(one for one in node.input if one[0] != "^"), *self._pivots(node)):
                 op = op_of(name)
-                if name.startswith("^") or op in self.ops or op in self._own.markers:
+                if op in self.ops or op in self._own.markers:
                     continue
                 if nodes[op].op == VARIABLE_OP:
                     if op in kept:
@@ -139,6 +142,34 @@ class _Closing:
                 else:
                     self.ops.add(op)
                     pending.append(op)
+
+    def _pivots(self, node: tf.compat.v1.NodeDef) -> list[str]:
+        """The side of a `Switch` that the op only waits for, as a constant in a branch of TensorFlow 1 does."""
+        nodes, found = self._view.nodes, []
+        for name in node.input if self._hidden(node.name) else ():
+            waited = nodes[name[1:]] if name[0] == "^" else None
+            if waited is not None and waited.op == "Identity":
+                waited = nodes[op_of(waited.input[0])]
+            if waited is not None and waited.op == "Switch":
+                found.append(name[1:])
+        return found
+
+    def _hidden(self, op: str) -> frozenset[str]:
+        """The predicates that decide whether the op runs, and of which none of the tensors that it reads is made."""
+        flow = self._view.control_flow
+        return flow.unread.get(op, frozenset()) & flow.predicates.get(op, frozenset())
+
+    def _require_decided(self) -> None:
+        """Refuse what would be run in each step, as it waits in its branch for what is left out."""
+        flow, waits = self._view.control_flow, waited_for(self._view, self.ops)
+        for op in sorted(self.ops):
+            hidden = self._hidden(op)
+            if hidden and not any(hidden <= flow.predicates.get(one, frozenset()) for one in waits[op]):
+                raise StrategyError(
+                    f"worker {self._own.server}, as a server, needs '{op}', which stands in a branch of TensorFlow 1's "
+                    "control flow only as it waits for what workers run there. Call "
+                    "tf.compat.v1.enable_control_flow_v2() before the graph is built, or use AllReduce"
+                )
 
     def _ends_of_branches(self) -> set[str]:
         """What ends a branch of TensorFlow 1 of which the server runs an op, where another of its ops waits for that.

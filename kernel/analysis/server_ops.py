@@ -5,7 +5,7 @@ the graph there. What it says does not depend on which worker asks. `server_spli
 `server_reads.py` say which ops a server runs, with what, and after which reads.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 
@@ -65,12 +65,12 @@ def server_plans(program: Program, postponed: Mapping[tuple[int, str], int] | No
             own,
             closure,
             lookups=_lookups(program, division, own, worker_ops),
-            reads=Reads.of(program, division, own, mirrored_ops=closure.mirrored_ops, worker_ops=worker_ops, late=late),
+            reads=Reads.of(program, division, own, mirrored_ops=closure.mirrored_ops, late=late),
         )
         for own, closure in zip(holdings, closures, strict=True)
     }
     _set_phases(program, parts, division, postponed)
-    plans = tuple(part.plan(worker_ops) for part in parts.values())
+    plans = tuple(part.plan(worker_ops, late) for part in parts.values())
     summable = frozenset(
         gradient.variable
         for gradient, side in sides.items()
@@ -157,10 +157,10 @@ class _Part:
         self.phase: dict[str, int] = {}
         self.asked: dict[str, int] = {}
 
-    def plan(self, worker_ops: set[str]) -> ServerPlan:
-        """What the server does; `stays` are the ops that workers run."""
+    def plan(self, worker_ops: set[str], late: set[str]) -> ServerPlan:
+        """What the server does; workers run `worker_ops`, of which those `late` wait for a server."""
         held = tuple(sorted(self._own.held))
-        return ServerPlan(self._own.server, tuple(self._exchanges(worker_ops)), held, self.closure.mirrored_ops)
+        return ServerPlan(self._own.server, tuple(self._exchanges(worker_ops, late)), held, self.closure.mirrored_ops)
 
     @cached_property
     def before_given(self) -> frozenset[str]:
@@ -172,7 +172,7 @@ class _Part:
         """Those of the exchanges in which it computes something."""
         return {self.phase[op] for op in self.closure.given | self.closure.ops}
 
-    def _exchanges(self, worker_ops: set[str]) -> Iterator[Exchange]:
+    def _exchanges(self, worker_ops: set[str], late: set[str]) -> Iterator[Exchange]:
         level = self._program.analysis.level
         nodes, writes = self._program.analysis.captured.nodes, writers_of(self._program)
         trained = {gradient.variable for gradient in self._program.item.gradients}
@@ -201,8 +201,9 @@ class _Part:
             )
             values = tuple(sorted(value for value in self.closure.values if self.phase[op_of(value)] == current))
             answers = tuple(sorted(tensor for tensor in answered if self.phase[op_of(tensor)] == current))
+            needs = (*(nodes[op_of(name)].input[0] for one in gradients for name in one.tensors), *values)
             yield Exchange(
-                needs=(*(nodes[op_of(name)].input[0] for one in gradients for name in one.tensors), *values),
+                needs=needs,
                 gives=answers,
                 level=max((level[op] for op in self._sent(gradients, values)), default=0),
                 engine=LOCAL if self._program.serves_itself else SERVER,
@@ -221,8 +222,29 @@ class _Part:
                         if handle in trained or self._division.users(handle) & worker_ops
                     )
                 ),
-                read_before=frozenset().union(*(self.reads.before.get(op, frozenset()) for op in ops)),
+                read_before=frozenset().union(
+                    self._read_ahead(ops, needs, worker_ops - late), *(self.reads.before.get(op, ()) for op in ops)
+                ),
             )
+
+    def _read_ahead(self, ops: frozenset[str], needs: Sequence[str], readers: set[str]) -> set[str]:
+        """What `readers` read of the variables that `ops` write, before that, and no tensor that they send needs.
+
+        Where such a read is run in a branch of TensorFlow 1, its end, as a message waits for what is run in each step.
+        """
+        view = self._program.analysis.captured
+        sent, found = view.ancestors(map(op_of, needs)), set[str]()
+        for handle, writers in writers_of(self._program).items():
+            own = writers & ops
+            if not own:
+                continue
+            users = (self._division.users(handle) & readers) - sent - writers - self.closure.mirrored_ops
+            ahead = view.ancestors(own) if users else set()
+            for op in users & ahead:
+                takers = view.digraph.succ[op].keys()
+                if not takers or takers - self.lookups.keys():  # Else the server is asked for rows.
+                    found |= (view.ends_of_branch(op, ahead) & readers) or {op}
+        return found
 
     @staticmethod
     def _sent(gradients: Collection[Gradient], values: Collection[str]) -> set[str]:

@@ -17,8 +17,8 @@ class Reads:
     """What workers read of variables after a server has written, and before it writes these.
 
     Attributes:
-        before: for each op that the server runs to write a variable, what workers read of that variable before it: they
-            send their message when they have read. It says so of variables that the server's own worker keeps, too.
+        before: for each op that writes what the server holds, what workers read of that before, after something
+            that a server does: it writes in an exchange that they begin when they have read.
         recounted: of the server's `counted` ops those that write what is written several times, or read before by
             what waits for a server; each with the variable.
     """
@@ -28,14 +28,7 @@ class Reads:
 
     @classmethod
     def of(
-        cls,
-        program: Program,
-        division: Division,
-        own: Holding,
-        *,
-        mirrored_ops: Collection[str],
-        worker_ops: Collection[str],
-        late: set[str],
+        cls, program: Program, division: Division, own: Holding, *, mirrored_ops: Collection[str], late: set[str]
     ) -> "Reads":
         """Those of one server.
 
@@ -44,26 +37,26 @@ class Reads:
             division: which ops servers run.
             own: what the server holds.
             mirrored_ops: see ServerPlan.
-            worker_ops: the ops that workers run.
-            late: those of them that wait for a server.
+            late: the ops that workers run and that wait for a server.
 
         Raises:
             StrategyError: a variable is read between two of its writes, and workers take their steps by themselves, so
                 that others' writes come between, too.
         """
         view, writes = program.analysis.captured, writers_of(program)
-        is_bsp = program.strategy.consistency.is_bsp
-        for handle in () if is_bsp else sorted(own.held):
-            if users := division.users(handle) & late:
-                _require_not_between(view, handle, writes[handle], users)
-        mirrored = {handle for handle, writers in writes.items() if not writers.isdisjoint(mirrored_ops)}
+        if not program.strategy.consistency.is_bsp:
+            for handle in sorted(own.held):
+                if users := division.users(handle) & late:
+                    _require_not_between(view, handle, writes[handle], users)
+            return cls({}, _recounted(program, division, mirrored_ops, set()))
+        recounted = _recounted(program, division, mirrored_ops, late)
         before: dict[str, frozenset[str]] = {}
-        for handle in sorted(own.held | mirrored):
-            users = division.users(handle).intersection(worker_ops) - writes[handle]
+        for handle in sorted(own.held.union(recounted.values())):
+            users = division.users(handle) & late
             for writer in writes[handle] if users else ():
                 ahead: set[str] = nx.ancestors(view.digraph, writer)
                 before[writer] = before.get(writer, frozenset()) | (users & ahead)
-        return cls(before, _recounted(program, division, mirrored_ops, late if is_bsp else set()))
+        return cls(before, recounted)
 
 
 def _recounted(program: Program, division: Division, mirrored_ops: Collection[str], late: set[str]) -> dict[str, str]:

@@ -41,6 +41,7 @@ def without_updates(
     """
     captured = program.analysis.captured
     removed = _removed(program, divided, answers, first=first)
+    mirrored = frozenset().union(*(plan.mirrored_ops for plan in divided.plans))
     tensors = {tensor: name for several in answers.values() for one in several for tensor, name in one.tensors.items()}
     gone: dict[str, tf.compat.v1.NodeDef] = {}
     kept: list[tf.compat.v1.NodeDef] = []
@@ -48,7 +49,7 @@ def without_updates(
         position, original = replica_of(name), captured_name(name)
         if position is None or position < first or original not in captured.nodes:
             kept.append(_reading(one, tensors, first))
-        elif original in removed:
+        elif original in removed and (position == 0 or original not in mirrored):  # A server has the first replica's.
             gone[name] = one
         elif original in divided.worker_ops or one.op == VARIABLE_OP:
             kept.append(_reading(one, tensors, first))

@@ -385,6 +385,17 @@ class GraphView:
             )
         yield from ((one, before) for before in awaited for one in waiting)
 
+    def ends_of_branch(self, op: str, later: Collection[str]) -> set[str]:
+        """Those of `later` that end a branch of TensorFlow 1 in which `op` stands, wait for it, and run in each step.
+
+        Of an op in no branch it is the op itself; of one in a loop, too, as `waits` says by which ops a loop is left.
+        """
+        flow = self.control_flow
+        if op not in flow.predicates or op in flow.frames:
+            return {op}
+        after: set[str] = nx.descendants(self.digraph, op)
+        return {one for one in after & flow.chosen.keys() if one in later and flow.runs_once(one)}
+
     def _entering(self, frame: str) -> list[str]:
         """The ops that lead into a frame."""
         return [node.name for node in self.of_type({"Enter"}) if node.attr["frame_name"].s.decode() == frame]

@@ -1,11 +1,13 @@
-"""Order: collectives are issued as the schedule lists them, on every worker, and what is large is computed first."""
+"""Order: collectives are issued as the schedule lists them, and variables are read and written as captured."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
 
+from autodist_py.kernel.analysis.variable_uses import misordered
 from autodist_py.kernel.ir.edits import Edits
+from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import on_replica
 from autodist_py.kernel.program import Invariant, Program
 from autodist_py.kernel.runner import Contract
@@ -18,7 +20,8 @@ class Order:
     Ensures: each waits for those before it, but for one that may be under way with it (`Program.issue_order`). Those
         that workers find by name need no order, but are ops to run: TensorFlow might leave one out on one worker alone,
         where nothing needs its result. An op waits for the one that the schedule has computed before it. Pieces of a
-        gradient wait for one another.
+        gradient wait for one another. A write of a variable and each other use of it run in the captured order: where
+        the gradient of one replica is that of all, an update would wait for the first replica's reads alone.
 
     Example, on worker 0 of two: three gradients, each computed from the one before when that is combined.
 
@@ -43,7 +46,20 @@ class Order:
             edits.add_control(op, dependency)
         named = (op for one in collectives if one.by_name for op in one.ops)
         run_ops = (*program.run_ops, *named)
-        return replace(ordered, graph=edits.apply(program.graph), run_ops=run_ops)
+        ordered = replace(ordered, graph=edits.apply(program.graph), run_ops=run_ops)
+        return replace(ordered, graph=_in_captured_order(ordered)) if program.num_local_replicas > 1 else ordered
+
+
+def _in_captured_order(program: Program) -> GraphView:
+    """The graph, in which what uses a variable in the step waits for what was captured before it."""
+    captured, edits = program.analysis.captured, Edits()
+    for one in misordered(program):
+        if one.earlier is None or one.earlier.channel or one.later.channel:
+            continue  # It is no matter of control edges.
+        earlier, later = one.pair
+        for op in captured.ends_of_branch(earlier, captured.ancestors([later])) or {earlier}:
+            edits.add_control(one.later.op, on_replica(one.replica, op))
+    return edits.apply(program.graph)
 
 
 def _computed_first(program: Program) -> Iterator[tuple[str, str]]:

@@ -1,13 +1,18 @@
 """What one server holds, runs and is sent, and for which reads it waits, each found alone."""
 
 import pytest
+import tensorflow as tf
 
+from autodist_py.capture.assemble import CaptureOptions
+from autodist_py.capture.doors.graph import GraphScope, Signature
 from autodist_py.kernel.analysis.server_closure import Closure, Holding
 from autodist_py.kernel.analysis.server_reads import Reads
 from autodist_py.kernel.analysis.server_split import WORKERS, Division
 from autodist_py.kernel.program import Program
+from autodist_py.proto.errors import StrategyError
 from autodist_py.proto.graph_item import GraphItem
 from tests.support import kernel_programs
+from tests.support.loop_programs import control_flow_of_tensorflow_1
 
 
 def divided(item: GraphItem, *sides: int) -> tuple[Program, Division]:
@@ -36,13 +41,40 @@ def test_a_server_holds_the_variables_of_its_side_alone(sides, held):
 
 
 @pytest.mark.parametrize(
-    ("worker_ops", "before"),
+    ("late", "before"),
     [({"v0/Read"}, {"update_0": {"v0/Read"}}), ({"v1/Read"}, {}), (set(), {})],
     ids=["of-its-variable", "of-another", "none"],
 )
-def test_a_server_waits_for_what_workers_read_of_its_variable_before_the_write(worker_ops, before):
+def test_a_server_waits_for_what_reads_its_variable_late_and_before_the_write(late, before):
     program, division = divided(kernel_programs.two_stages(), 0, 1)
-    reads = Reads.of(
-        program, division, Holding.of(division, 0), mirrored_ops=(), worker_ops=worker_ops, late=worker_ops
-    )
+    reads = Reads.of(program, division, Holding.of(division, 0), mirrored_ops=(), late=late)
     assert (reads.before, reads.recounted) == (before, {})
+
+
+def rate_of_a_branch(*, prints: bool) -> GraphItem:
+    """A variable that is trained at a rate which is a constant in each branch of TensorFlow 1."""
+    scope = GraphScope(tf.Graph(), CaptureOptions(), seed=None)
+    with control_flow_of_tensorflow_1(), scope.graph.as_default(), scope.recording():
+        x = tf.compat.v1.placeholder(tf.float32, (None,), name="x")
+        weight, count = (tf.compat.v1.get_variable(name, (), use_resource=True) for name in ("weight", "count"))
+
+        def slow() -> tf.Tensor:
+            with tf.control_dependencies([tf.print("slow")] if prints else []):
+                return tf.constant(0.1)
+
+        rate = tf.cond(count > 1.0, slow, lambda: tf.constant(1.0))
+        loss = tf.reduce_mean(x * weight)
+        train = tf.group(weight.assign_sub(rate * tf.gradients(loss, weight)[0]), name="train")
+    return scope.cut(Signature(("x:0",), (loss.name,), (train.name,)), CaptureOptions())
+
+
+def test_a_server_runs_the_switch_for_which_a_constant_of_a_branch_waits():
+    program, division = divided(rate_of_a_branch(prints=False), 0)
+    ops = Closure.of(program, division, Holding.of(division, 0)).ops
+    assert {"cond/Const", "cond/Const_1", "cond/switch_t", "cond/switch_f", "cond/Switch"} <= ops
+
+
+def test_a_constant_that_waits_in_its_branch_for_what_workers_run_is_refused():
+    program, division = divided(rate_of_a_branch(prints=True), 0)
+    with pytest.raises(StrategyError, match=r"needs 'cond/Const'.*only as it waits for what workers run there"):
+        Closure.of(program, division, Holding.of(division, 0))

@@ -1,14 +1,17 @@
 """Place and order: every op has a device, and every worker issues its collectives in the same order."""
 
 import itertools
+from dataclasses import replace
 
 import networkx as nx
 import pytest
 import tensorflow as tf
 
-from autodist_py.kernel.ir.names import op_of
+from autodist_py.kernel.ir.names import on_replica, op_of
 from autodist_py.kernel.passes.order import Order
-from autodist_py.proto.graph_item import GraphItem
+from autodist_py.proto.graph_item import Gradient, GraphItem, Input, Variable
+from autodist_py.proto.strategy import Strategy, VariableStrategy
+from autodist_py.proto.synchronizers import PSSynchronizer
 from tests.support import capture_steps, kernel_programs
 
 ITEMS = {"stages": kernel_programs.two_stages(stages=3), "sparse": kernel_programs.dense_and_sparse()}
@@ -136,3 +139,30 @@ def test_an_update_that_the_user_put_on_a_cpu_follows_its_variable():
     )
     graph = kernel_programs.after("place", moved, kernel_programs.topology(2)).graph
     assert kernel_programs.node(graph, "AutoDist-Replica-1/update").device == "/device:CPU:1"
+
+
+def test_an_update_by_another_replicas_gradient_waits_for_what_its_own_replica_reads():
+    with tf.Graph().as_default() as graph:
+        x, w = kernel_programs.placeholder("x", None), kernel_programs.handle("w")
+        value = kernel_programs.read(w)
+        loss = tf.raw_ops.Mean(input=x * value, axis=tf.constant([0]), name="loss")
+        decay = tf.raw_ops.Identity(input=2.0 * value, name="gradient/w")  # The same on all replicas.
+        tf.raw_ops.AssignSubVariableOp(resource=w, value=decay, name="update")
+        item = kernel_programs.captured(
+            graph,
+            variables=[Variable("w", "float64", ())],
+            gradients=[Gradient("w", ("gradient/w:0",))],
+            inputs=[Input("x", "float64", (None,), batched=True)],
+            outputs=[loss],
+            run_ops=["update"],
+        )
+    where = replace(kernel_programs.topology(2), servers={"127.0.0.1:CPU:0": 0})
+    strategy = Strategy(
+        (VariableStrategy("w", PSSynchronizer("127.0.0.1:CPU:0")),), ("127.0.0.1:CPU:0", "127.0.0.1:CPU:1")
+    )
+    before = kernel_programs.after("place", item, where, strategy).graph
+    program = kernel_programs.after("order", item, where, strategy)
+    read, update = on_replica(1, "w/Read"), on_replica(1, "update")
+    assert read not in before.ancestors([update])
+    assert read in program.graph.producers[update]
+    assert on_replica(0, "w/Read") in before.ancestors([on_replica(0, "update")])

@@ -1,17 +1,17 @@
-"""Whether what uses a variable and what writes it run in the captured order: in a worker's step, and on its server."""
+"""Whether what writes a variable and what else uses it run in the captured order: in a step, and on a server."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
 from autodist_py.kernel.ir.control_flow import BACK_EDGE
 from autodist_py.kernel.ir.graph import PASSES_HANDLE, GraphView
-from autodist_py.kernel.ir.names import ASSIGNED, captured_name, on_replica, op_of
+from autodist_py.kernel.ir.names import ASSIGNED, KERNEL_SCOPE, captured_name, on_replica, op_of
 from autodist_py.kernel.program import Channel, Program
 from autodist_py.proto.errors import InvalidGraphError
 
 
-class _Use(NamedTuple):
+class Use(NamedTuple):
     """One run of a captured op that uses a variable.
 
     Attributes:
@@ -27,16 +27,40 @@ class _Use(NamedTuple):
     channel: str = ""
 
 
-_Uses = dict[tuple[int, str], list[_Use]]
+_Uses = dict[tuple[int, str], list[Use]]
 """The uses of a variable on this worker, by local replica, whose copy it is, and captured op."""
 
 
-def require_in_order(program: Program) -> None:
-    """Compare the order of each write with that of all other uses of the variable in the captured graph.
+class Misordered(NamedTuple):
+    """Two uses of a variable which were captured in an order that the program does not keep; one of them writes.
 
-    Raises:
-        InvalidGraphError: a use and a write may run in another order than they were captured in.
+    Attributes:
+        variable: the variable.
+        pair: the captured ops, in the captured order.
+        replica: the local replica whose variable they use.
+        earlier: the use by the first one; None: it writes, and is not run for that replica.
+        later: the use by the second one, which does not wait for it.
     """
+
+    variable: str
+    pair: tuple[str, str]
+    replica: int
+    earlier: Use | None
+    later: Use
+
+    def __str__(self) -> str:
+        first, second = self.pair
+        what = f"'{second}' uses variable '{self.variable}' of replica {self.replica} after '{first}'"
+        if self.earlier is None:
+            return f"{what} in the captured step; here nothing does what '{first}' does"
+        waits, awaited = (self.later.first, self.earlier.last)
+        if self.earlier.channel == self.later.channel:
+            waits, awaited = self.later.op, self.earlier.op
+        return f"{what} in the captured step; here '{waits}' does not wait for '{awaited}'"
+
+
+def misordered(program: Program) -> Iterator[Misordered]:
+    """Each write and other use of a variable on this worker that may run in another order than the captured one."""
     captured = program.analysis.captured
     written = {handle: writers for handle, writers in program.analysis.writes.items() if writers}
     users = _users(captured, written)
@@ -44,12 +68,14 @@ def require_in_order(program: Program) -> None:
     uses = _uses(program, users)
     orders = _orders(program, [one for own in uses.values() for several in own.values() for one in several])
     for handle, writers in written.items():
-        for writer in writers:
-            for user in sorted(users[handle] - {writer}):
-                if order.has(user, writer):
-                    _require(program, orders, handle, uses[handle], (user, writer))
-                elif order.has(writer, user):
-                    _require(program, orders, handle, uses[handle], (writer, user))
+        for user in sorted(users[handle]):
+            behind = [writer for writer in writers if writer != user and order.has(writer, user)]
+            pairs = [(writer, user) for writer in behind]
+            if user not in writers:
+                pairs += [(user, writer) for writer in writers if order.has(user, writer)]
+                yield from _not_written(program, handle, uses[handle], behind, user)
+            for pair in pairs:
+                yield from _of_pair(program, orders, handle, uses[handle], pair)
 
 
 class _Order:
@@ -67,18 +93,22 @@ class _Order:
         return bool(self._behind[later] & self._bits[earlier])
 
     def _walk(self, op: str) -> None:
-        behind, bits = self._behind, self._bits
-        pending = [op]
+        behind, bits, seen = self._behind, self._bits, set[str]()
+        pending = [(op, self._producers(op))]
         while pending:
-            producers = self._producers(pending[-1])
+            op, producers = pending[-1]
             unknown = [one for one in producers if one not in behind]
             if unknown:
-                pending += unknown
+                if op in seen:
+                    raise InvalidGraphError(f"'{op}' waits for itself, by way of '{unknown[0]}'")
+                seen.add(op)
+                pending += [(one, self._producers(one)) for one in unknown]
                 continue
             found = 0
             for producer in producers:
                 found |= behind[producer] | bits.get(producer, 0)
-            behind[pending.pop()] = found
+            behind[op] = found
+            pending.pop()
 
     def _producers(self, op: str) -> list[str]:
         """What the op waits for in the same turn of a loop, and in the same graph: workers send a server some."""
@@ -88,15 +118,23 @@ class _Order:
 
 def _users(view: GraphView, handles: Iterable[str]) -> dict[str, set[str]]:
     """For each variable the ops that are given its handle."""
-    found: dict[str, set[str]] = {}
-    for handle in handles:
-        pending, own = [handle], set[str]()
-        while pending:
-            for op in view.dataflow_consumers([pending.pop()]) - own:
-                own.add(op)
-                if view.nodes[op].op in PASSES_HANDLE:
-                    pending.append(op)
-        found[handle] = {op for op in own if view.nodes[op].op not in PASSES_HANDLE}
+    found: dict[str, set[str]] = {handle: set() for handle in handles}
+    passing: dict[str, set[str]] = {}
+    given = {handle: {handle} for handle in found}
+    while given:
+        passed: dict[str, set[str]] = {}
+        for op, users in view.users(given).items():
+            for user in users:
+                node = view.nodes[user]
+                if op not in (op_of(name) for name in node.input if name[0] != "^"):
+                    continue
+                if node.op not in PASSES_HANDLE:
+                    for handle in given[op]:
+                        found[handle].add(user)
+                elif new := given[op] - passing.get(user, set()):  # A loop passes it on and on.
+                    passing.setdefault(user, set()).update(new)
+                    passed.setdefault(user, set()).update(new)
+        given = passed
     return found
 
 
@@ -104,7 +142,7 @@ def _uses(program: Program, users: Mapping[str, set[str]]) -> dict[str, _Uses]:
     """What uses each variable on this worker: ops of its step that are run, and those of its updates as a server."""
     found: dict[str, _Uses] = {handle: {} for handle in users}
 
-    def add(handle: str, replica: int, use: _Use) -> None:
+    def add(handle: str, replica: int, use: Use) -> None:
         op = captured_name(use.op).partition(ASSIGNED)[0]
         if op in users[handle]:
             found[handle].setdefault((replica, op), []).append(use)
@@ -114,12 +152,12 @@ def _uses(program: Program, users: Mapping[str, set[str]]) -> dict[str, _Uses]:
     copies = {on_replica(replica, handle): (handle, replica) for handle in users for replica in replicas}
     for copy, ops in _users(graph, copies.keys() & graph.nodes.keys()).items():
         for op in ops & run:
-            add(*copies[copy], _Use(op, op, op))
+            add(*copies[copy], Use(op, op, op))
     for server in program.lowered.servers:
         view, ends = server.update.graph, _message(program, server.channel)
         for copy, ops in _users(view, copies.keys() & view.nodes.keys()).items():
             for op in ops:
-                add(*copies[copy], _Use(op, *ends, server.channel.name))
+                add(*copies[copy], Use(op, *ends, server.channel.name))
     return found
 
 
@@ -130,12 +168,13 @@ def _message(program: Program, channel: Channel) -> tuple[str, str]:
     first, last = sorted(
         (node.op == "QueueDequeueV2", node.name)
         for node in program.graph.of_type({"QueueEnqueueV2", "QueueDequeueV2"})
-        if nodes[op_of(node.input[0])].attr["shared_name"].s.decode() in queues
+        if node.name.startswith(f"{KERNEL_SCOPE}/{channel.name}/")
+        and nodes[op_of(node.input[0])].attr["shared_name"].s.decode() in queues
     )
     return first[1], last[1]
 
 
-def _orders(program: Program, uses: Sequence[_Use]) -> dict[str, _Order]:
+def _orders(program: Program, uses: Sequence[Use]) -> dict[str, _Order]:
     """That of the step, under no name, and those of this worker's updates as a server, by their channels."""
     graphs = {"": program.graph} | {server.channel.name: server.update.graph for server in program.lowered.servers}
     ends = {one.last for one in uses}
@@ -145,8 +184,10 @@ def _orders(program: Program, uses: Sequence[_Use]) -> dict[str, _Order]:
     }
 
 
-def _require(program: Program, orders: Mapping[str, _Order], handle: str, uses: _Uses, pair: tuple[str, str]) -> None:
-    """The uses by the pair's first op, on each replica, end before those by the second one begin."""
+def _of_pair(
+    program: Program, orders: Mapping[str, _Order], handle: str, uses: _Uses, pair: tuple[str, str]
+) -> Iterator[Misordered]:
+    """On each replica, the uses by the pair's second op that do not wait for those by the first one."""
     for replica in range(program.num_local_replicas):
         for one, other in product(*(uses.get((replica, op), ()) for op in pair)):
             if one.channel == other.channel:
@@ -154,7 +195,12 @@ def _require(program: Program, orders: Mapping[str, _Order], handle: str, uses: 
             else:
                 is_before = orders[""].has(one.last, other.first)
             if not is_before:
-                raise InvalidGraphError(
-                    f"worker {program.topology.worker} may run '{pair[1]}' before '{pair[0]}', which uses variable "
-                    f"'{handle}' earlier in the captured step: '{other.first}' does not wait for '{one.last}'"
-                )
+                yield Misordered(handle, pair, replica, one, other)
+
+
+def _not_written(program: Program, handle: str, uses: _Uses, writers: Sequence[str], user: str) -> Iterator[Misordered]:
+    """The uses on each replica whose variable none of the writers before them writes; the last may do so for all."""
+    for replica in range(program.num_local_replicas) if writers else ():
+        if not any(uses.get((replica, writer)) for writer in writers):
+            for use in uses.get((replica, user), ()):
+                yield Misordered(handle, (writers[-1], user), replica, None, use)

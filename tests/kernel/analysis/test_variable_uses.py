@@ -6,10 +6,11 @@ from functools import cache
 import pytest
 import tensorflow as tf
 
+from autodist_py.kernel.analysis.variable_uses import misordered
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.ir.names import KERNEL_SCOPE, captured_name, on_replica
 from autodist_py.kernel.program import Program
-from autodist_py.kernel.verify_uses import require_in_order
+from autodist_py.kernel.verify import verify
 from autodist_py.proto.errors import InvalidGraphError
 from autodist_py.proto.graph_item import GraphItem
 from autodist_py.proto.strategy import Strategy, VariableStrategy
@@ -70,7 +71,7 @@ def without_waits(view: GraphView, *names: str) -> GraphView:
 def test_a_count_that_a_branch_reads_is_written_in_order_on_all_workers(worker: int) -> None:
     program = compiled(worker)
     assert {IN_BRANCH, AFTER} <= {captured_name(node.name) for node in program.graph.of_type({"ReadVariableOp"})}
-    require_in_order(program)
+    verify(program)
 
 
 def test_a_server_counts_once_its_worker_has_read() -> None:
@@ -78,21 +79,22 @@ def test_a_server_counts_once_its_worker_has_read() -> None:
     assert on_replica(0, COUNTS) in program.lowered.servers[0].update.graph.nodes
     sends = f"{KERNEL_SCOPE}/channel/0/0/QueueEnqueueV2"
     assert on_replica(0, IN_BRANCH) in program.graph.producers[sends]
-    with pytest.raises(InvalidGraphError, match=f"may run '{COUNTS}' before 'AutoDist-Br.*: '{sends}' does not"):
-        require_in_order(replace(program, graph=without_waits(program.graph, sends)))
+    with pytest.raises(InvalidGraphError, match=f"'{COUNTS}' uses.* after 'AutoDist-Br.*here '{sends}' does not wait"):
+        verify(replace(program, graph=without_waits(program.graph, sends)))
 
 
 @pytest.mark.parametrize("worker", [0, 1], ids=["its-server-counts", "it-counts"])
 def test_a_worker_reads_after_the_count(worker: int) -> None:
     program = compiled(worker)
-    with pytest.raises(InvalidGraphError, match=f"worker {worker} may run '{AFTER}' before '{COUNTS}'"):
-        require_in_order(replace(program, graph=without_waits(program.graph, AFTER)))
+    with pytest.raises(InvalidGraphError, match=f"worker {worker}: '{AFTER}' uses variable 'count'.* after '{COUNTS}'"):
+        verify(replace(program, graph=without_waits(program.graph, AFTER)))
 
 
 def test_a_worker_counts_after_it_has_read() -> None:
     program = compiled(worker=1)
-    with pytest.raises(InvalidGraphError, match=f"worker 1 may run '{COUNTS}' before 'AutoDist-Branches"):
-        require_in_order(replace(program, graph=without_waits(program.graph, COUNTS)))
+    counts = on_replica(0, COUNTS)
+    with pytest.raises(InvalidGraphError, match=f"worker 1: '{COUNTS}' uses.*; here '{counts}' does not wait for"):
+        verify(replace(program, graph=without_waits(program.graph, COUNTS)))
 
 
 def test_a_server_counts_after_it_has_read() -> None:
@@ -100,5 +102,19 @@ def test_a_server_counts_after_it_has_read() -> None:
     (server,) = program.lowered.servers
     update = replace(server.update, graph=without_waits(server.update.graph, COUNTS))
     lowered = replace(program.lowered, servers=(replace(server, update=update),))
-    with pytest.raises(InvalidGraphError, match=f"worker 0 may run '{COUNTS}' before 'AutoDist-Branches"):
-        require_in_order(replace(program, lowered=lowered))
+    counts = on_replica(0, COUNTS)
+    with pytest.raises(InvalidGraphError, match=f"worker 0: '{COUNTS}' uses.*; here '{counts}' does not wait for"):
+        verify(replace(program, lowered=lowered))
+
+
+def test_a_step_that_leaves_out_a_count_is_refused() -> None:
+    program = compiled(worker=1)
+    graph = tf.compat.v1.GraphDef()
+    graph.CopyFrom(program.graph.graph_def())
+    (counts,) = (node for node in graph.node if node.name == on_replica(0, COUNTS))
+    counts.op = "NoOp"
+    del counts.input[:2]
+    counts.attr.clear()
+    (found,) = map(str, misordered(replace(program, graph=GraphView(graph))))
+    assert found.startswith(f"'{AFTER}' uses variable 'count' of replica 0 after '{COUNTS}'")
+    assert found.endswith(f"here nothing does what '{COUNTS}' does")

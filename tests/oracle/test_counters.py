@@ -1,0 +1,126 @@
+"""Counters that each worker keeps, and a server of one of them too: read, counted and read again as on one device."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist_py.strategy_builders.base import StrategyBuilder
+from autodist_py.strategy_builders.parameter_server import PS
+from tests.support.cluster_pool import UNEVEN_WORKERS, Cluster
+from tests.support.cluster_pool import same_on_all_workers as same
+from tests.support.loop_programs import control_flow_of_tensorflow_1
+from tests.support.oracle import GraphTraining, Training, Values, compare_function, compare_graph
+from tests.support.served import InShards, Spread
+
+pytestmark = pytest.mark.parametrize(
+    "cluster", [UNEVEN_WORKERS], ids=lambda shape: shape.name, indirect=True, scope="module"
+)
+
+BUILDERS: dict[str, StrategyBuilder] = {
+    "server": PS(),
+    "server-and-mirrored": Spread((0, None)),
+    "shards": InShards((0, None, 1)),
+}
+
+
+def batches() -> list[tuple[np.ndarray, ...]]:
+    rng = np.random.default_rng(7)
+    return [(rng.normal(size=(size, 3)), rng.normal(size=(size, 2))) for size in (6, 5, 1, 7)]
+
+
+def rate_of_a_branch(gradients: Any, weights: Any, count: tf.Variable, x: tf.Tensor) -> Any:
+    """Every other step trains, at a rate that the branch reads of the counter."""
+    if count % 2 == 0:
+        for gradient, weight in zip(gradients, weights[:2], strict=True):
+            weight.assign_sub(0.1 / tf.cast(count + 1, tf.float64) * gradient)
+    count.assign_add(1)
+    return tf.reduce_mean(x)
+
+
+def counted_before_it_is_read(gradients: Any, weights: Any, count: tf.Variable, x: tf.Tensor) -> Any:
+    """Each example's result is made of the counter as this step leaves it."""
+    for gradient, weight in zip(gradients, weights[:2], strict=True):
+        weight.assign_sub(0.1 / tf.cast(count + 1, tf.float64) * gradient)
+    count.assign_add(1)
+    return tf.reduce_sum(x, axis=1) * tf.cast(count, tf.float64)
+
+
+def added_up_in_a_loop(gradients: Any, weights: Any, count: tf.Variable, x: tf.Tensor) -> Any:
+    """A loop adds the counter to another variable, which makes the rate; a second update is made by the next count."""
+    total = weights[2]
+    for _ in tf.range(2):
+        total.assign_add(count + 1)
+    for gradient, weight in zip(gradients, weights[:2], strict=True):
+        weight.assign_sub(0.1 / tf.cast(total, tf.float64) * gradient)
+    count.assign_add(1)
+    for gradient, weight in zip(gradients, weights[:2], strict=True):
+        weight.assign_sub(0.01 * tf.cast(count, tf.float64) * gradient)
+    return tf.reduce_mean(x)
+
+
+CASES = {one.__name__: one for one in (rate_of_a_branch, counted_before_it_is_read, added_up_in_a_loop)}
+
+
+def train(program: str, builder: str) -> Values:
+    def build(seed: int) -> Training:
+        rng = np.random.default_rng(seed)
+        first, second = (tf.Variable(rng.normal(size=shape), name=name) for name, shape in SHAPES.items())
+        count, total = (tf.Variable(0, dtype=tf.int64, trainable=False, name=name) for name in ("count", "total"))
+
+        def step(x: tf.Tensor, y: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(tf.tanh(x @ first) @ second - y))
+            gradients = tape.gradient(loss, [first, second])
+            return loss, CASES[program](gradients, [first, second, total], count, x)
+
+        return Training(step, lambda: {"first": first, "second": second, "count": count, "total": total})
+
+    return compare_function(build, batches(), autodist={"strategy_builder": BUILDERS[builder]})
+
+
+SHAPES = {"first": (3, 4), "second": (4, 2)}
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+@pytest.mark.parametrize("case", CASES)
+def test_a_counter_is_that_of_one_device(cluster: Cluster, case: str, builder: str) -> None:
+    same(cluster.run(train, program=case, builder=builder))
+
+
+def guarded_graph() -> GraphTraining:
+    """A check of a weight, and rates that are made of the counter: each stands in branches of TensorFlow 1."""
+    with control_flow_of_tensorflow_1():
+        x, y = (tf.compat.v1.placeholder(tf.float64, (None, columns)) for columns in (3, 2))
+        first, second = (
+            tf.compat.v1.get_variable(name, shape, tf.float64, use_resource=True) for name, shape in SHAPES.items()
+        )
+        count = tf.compat.v1.get_variable(
+            "count", (), tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True
+        )
+        loss = tf.reduce_mean(tf.square(tf.tanh(x @ first) @ second - y))
+        with tf.control_dependencies([tf.compat.v1.Assert(tf.reduce_all(first < 9.0), [first])]):
+            loss = tf.identity(loss)
+        rate = tf.cond(
+            tf.equal(count.read_value() % 2, 0),
+            lambda: 0.1 / tf.cast(count.read_value() + 1, tf.float64),
+            lambda: tf.constant(0.05, tf.float64),
+        )
+        rate *= tf.compat.v1.train.piecewise_constant(
+            count, [0, 2], [tf.constant(a, tf.float64) for a in (1.0, 0.5, 0.2)]
+        )
+        gradients = tf.gradients(loss, [first, second])
+        updates = [weight.assign_sub(rate * one) for weight, one in zip((first, second), gradients, strict=True)]
+        with tf.control_dependencies(updates):
+            counted = count.assign_add(1)
+    return GraphTraining((x, y), tf.group(*updates, counted), loss)
+
+
+def train_a_graph(builder: str) -> Values:
+    return compare_graph(guarded_graph, batches(), autodist={"strategy_builder": BUILDERS[builder]})
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_a_counter_in_a_branch_of_tensorflow_1_is_that_of_one_device(cluster: Cluster, builder: str) -> None:
+    same(cluster.run(train_a_graph, builder=builder))

@@ -1,6 +1,6 @@
 """Whether what writes a variable and what else uses it run in the captured order: in a step, and on a server."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import product
 from typing import NamedTuple
 
@@ -31,51 +31,80 @@ _Uses = dict[tuple[int, str], list[Use]]
 """The uses of a variable on this worker, by local replica, whose copy it is, and captured op."""
 
 
-class Misordered(NamedTuple):
-    """Two uses of a variable which were captured in an order that the program does not keep; one of them writes.
+class UsePair(NamedTuple):
+    """Two uses of a variable, of which at least one writes it.
 
     Attributes:
         variable: the variable.
-        pair: the captured ops, in the captured order.
+        ops: the captured ops, in the captured order.
         replica: the local replica whose variable they use.
         earlier: the use by the first one; None: it writes, and is not run for that replica.
-        later: the use by the second one, which does not wait for it.
+        later: the use by the second one.
     """
 
     variable: str
-    pair: tuple[str, str]
+    ops: tuple[str, str]
     replica: int
     earlier: Use | None
     later: Use
 
     def __str__(self) -> str:
-        first, second = self.pair
+        first, second = self.ops
         what = f"'{second}' uses variable '{self.variable}' of replica {self.replica} after '{first}'"
         if self.earlier is None:
             return f"{what} in the captured step; here nothing does what '{first}' does"
-        waits, awaited = (self.later.first, self.earlier.last)
-        if self.earlier.channel == self.later.channel:
-            waits, awaited = self.later.op, self.earlier.op
-        return f"{what} in the captured step; here '{waits}' does not wait for '{awaited}'"
+        _, waited, waits = _ends(self.earlier, self.later)
+        return f"{what} in the captured step; here '{waits}' does not wait for '{waited}'"
 
 
-def misordered(program: Program) -> Iterator[Misordered]:
-    """Each write and other use of a variable on this worker that may run in another order than the captured one."""
-    captured = program.analysis.captured
+def misordered(program: Program) -> Iterator[UsePair]:
+    """The uses of variables on this worker that may run in another order than the captured one.
+
+    Messages of other workers may begin an update at any time where workers take their steps by themselves; what is
+    said of an update is said of the one that this worker's message begins.
+    """
+    pairs = list(_pairs(program))
+    graphs = {"": program.graph} | {server.channel.name: server.update.graph for server in program.lowered.servers}
+    indirect: dict[str, list[tuple[UsePair, str, str]]] = {graph: [] for graph in graphs}
+    for pair in pairs:
+        if pair.earlier is None:
+            yield pair
+            continue
+        graph, waited, waits = _ends(pair.earlier, pair.later)
+        if waited not in graphs[graph].producers[waits]:
+            indirect[graph].append((pair, waited, waits))
+    for graph, found in indirect.items():
+        order = _Order(graphs[graph], {waited for _, waited, _ in found})
+        yield from (pair for pair, waited, waits in found if not order.has(waited, waits))
+
+
+def _ends(earlier: Use, later: Use) -> tuple[str, str, str]:
+    """The graph in which one use must wait for the other, by its channel; the op waited for, and the one that waits."""
+    if earlier.channel == later.channel:
+        return earlier.channel, earlier.op, later.op
+    return "", earlier.last, later.first
+
+
+def _pairs(program: Program) -> Iterator[UsePair]:
+    """All pairs of uses on this worker of which the captured step says in which order they run."""
+    captured, replicas = program.analysis.captured, range(program.num_local_replicas)
     written = {handle: writers for handle, writers in program.analysis.writes.items() if writers}
     users = _users(captured, written)
     order = _Order(captured, set().union(*users.values()))
-    uses = _uses(program, users)
-    orders = _orders(program, [one for own in uses.values() for several in own.values() for one in several])
-    for handle, writers in written.items():
+    for handle, uses in _uses(program, users).items():
         for user in sorted(users[handle]):
-            behind = [writer for writer in writers if writer != user and order.has(writer, user)]
+            behind = [writer for writer in written[handle] if writer != user and order.has(writer, user)]
             pairs = [(writer, user) for writer in behind]
-            if user not in writers:
-                pairs += [(user, writer) for writer in writers if order.has(user, writer)]
-                yield from _not_written(program, handle, uses[handle], behind, user)
-            for pair in pairs:
-                yield from _of_pair(program, orders, handle, uses[handle], pair)
+            if user not in written[handle]:
+                pairs += [(user, writer) for writer in written[handle] if order.has(user, writer)]
+            for ops, replica in product(pairs, replicas):
+                for earlier, later in product(*(uses.get((replica, op), ()) for op in ops)):
+                    yield UsePair(handle, ops, replica, earlier, later)
+            # The last of several writers may write for all of them.
+            for replica in replicas if behind and user not in written[handle] else ():
+                if not any(uses.get((replica, writer)) for writer in behind):
+                    for use in uses.get((replica, user), ()):
+                        yield UsePair(handle, (behind[-1], user), replica, None, use)
 
 
 class _Order:
@@ -172,35 +201,3 @@ def _message(program: Program, channel: Channel) -> tuple[str, str]:
         and nodes[op_of(node.input[0])].attr["shared_name"].s.decode() in queues
     )
     return first[1], last[1]
-
-
-def _orders(program: Program, uses: Sequence[Use]) -> dict[str, _Order]:
-    """That of the step, under no name, and those of this worker's updates as a server, by their channels."""
-    graphs = {"": program.graph} | {server.channel.name: server.update.graph for server in program.lowered.servers}
-    ends = {one.last for one in uses}
-    return {
-        channel: _Order(graph, {one.op for one in uses if one.channel == channel} if channel else ends)
-        for channel, graph in graphs.items()
-    }
-
-
-def _of_pair(
-    program: Program, orders: Mapping[str, _Order], handle: str, uses: _Uses, pair: tuple[str, str]
-) -> Iterator[Misordered]:
-    """On each replica, the uses by the pair's second op that do not wait for those by the first one."""
-    for replica in range(program.num_local_replicas):
-        for one, other in product(*(uses.get((replica, op), ()) for op in pair)):
-            if one.channel == other.channel:
-                is_before = orders[one.channel].has(one.op, other.op)
-            else:
-                is_before = orders[""].has(one.last, other.first)
-            if not is_before:
-                yield Misordered(handle, pair, replica, one, other)
-
-
-def _not_written(program: Program, handle: str, uses: _Uses, writers: Sequence[str], user: str) -> Iterator[Misordered]:
-    """The uses on each replica whose variable none of the writers before them writes; the last may do so for all."""
-    for replica in range(program.num_local_replicas) if writers else ():
-        if not any(uses.get((replica, writer)) for writer in writers):
-            for use in uses.get((replica, user), ()):
-                yield Misordered(handle, (writers[-1], user), replica, None, use)

@@ -56,7 +56,7 @@ def _in_captured_order(program: Program) -> GraphView:
     for one in misordered(program):
         if one.earlier is None or one.earlier.channel or one.later.channel:
             continue  # It is no matter of control edges.
-        earlier, later = one.pair
+        earlier, later = one.ops
         for op in captured.ends_of_branch(earlier, captured.ancestors([later])) or {earlier}:
             edits.add_control(one.later.op, on_replica(one.replica, op))
     return edits.apply(program.graph)

@@ -19,6 +19,10 @@ _STAYS = STANDS_ONCE | SHARED_BY_NAME
 """Op types that are each worker's own, with all that is made of them."""
 
 
+_PASSES_ON = frozenset({"Const", "Identity", "NoOp", "Switch"})
+"""Op types that only pass on whether a branch is taken, where others wait for them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Holding:
     """What one server holds, and runs in the workers' place.
@@ -92,7 +96,7 @@ def _require_sent_in_each_step(view: GraphView, server: int, given: Collection[s
 
 
 class _Closing:
-    """Finds what a server's ops are computed from; `ops`, `values` and `counted` are those of a Closure."""
+    """Finds what a server's ops are computed from; `ops`, `values` and `mirrored_ops` are those of a Closure."""
 
     def __init__(self, program: Program, division: Division, own: Holding):
         self._program, self._division, self._own = program, division, own
@@ -121,7 +125,7 @@ class _Closing:
         pending = list(ops)
         while pending:
             node = nodes[pending.pop()]
-            for name in (*(one for one in node.input if one[0] != "^"), *self._pivots(node)):
+            for name in (*(one for one in node.input if one[0] != "^"), *self._pivots(node, own)):
                 op = op_of(name)
                 if op in self.ops or op in self._own.markers:
                     continue
@@ -143,16 +147,14 @@ class _Closing:
                     self.ops.add(op)
                     pending.append(op)
 
-    def _pivots(self, node: tf.compat.v1.NodeDef) -> list[str]:
-        """The side of a `Switch` that the op only waits for, as a constant in a branch of TensorFlow 1 does."""
-        nodes, found = self._view.nodes, []
-        for name in node.input if self._hidden(node.name) else ():
-            waited = nodes[name[1:]] if name[0] == "^" else None
-            if waited is not None and waited.op == "Identity":
-                waited = nodes[op_of(waited.input[0])]
-            if waited is not None and waited.op == "Switch":
-                found.append(name[1:])
-        return found
+    def _pivots(self, node: tf.compat.v1.NodeDef, own: Collection[str]) -> list[str]:
+        """What the op only waits for, by which it stands in a branch of TensorFlow 1, as a constant does."""
+        nodes, hidden = self._view.nodes, self._hidden(node.name)
+        waited = [name[1:] for name in node.input if name[0] == "^"] if hidden else []
+        predicates = self._view.control_flow.predicates
+        return [
+            op for op in waited if op not in own and nodes[op].op in _PASSES_ON and hidden & predicates.get(op, set())
+        ]
 
     def _hidden(self, op: str) -> frozenset[str]:
         """The predicates that decide whether the op runs, and of which none of the tensors that it reads is made."""
@@ -160,16 +162,25 @@ class _Closing:
         return flow.unread.get(op, frozenset()) & flow.predicates.get(op, frozenset())
 
     def _require_decided(self) -> None:
-        """Refuse what would be run in each step, as it waits in its branch for what is left out."""
-        flow, waits = self._view.control_flow, waited_for(self._view, self.ops)
-        for op in sorted(self.ops):
-            hidden = self._hidden(op)
-            if hidden and not any(hidden <= flow.predicates.get(one, frozenset()) for one in waits[op]):
-                raise StrategyError(
-                    f"worker {self._own.server}, as a server, needs '{op}', which stands in a branch of TensorFlow 1's "
-                    "control flow only as it waits for what workers run there. Call "
-                    "tf.compat.v1.enable_control_flow_v2() before the graph is built, or use AllReduce"
-                )
+        """Refuse what would be run in each step, as it waits in its branch for what is left out, if others take it."""
+        flow, nodes, waits = self._view.control_flow, self._view.nodes, waited_for(self._view, self.ops)
+
+        def is_decided(op: str, hidden: frozenset[str]) -> bool:
+            return any(hidden <= flow.predicates.get(one, frozenset()) for one in waits[op])
+
+        hidden = {op: found for op in self.ops if (found := self._hidden(op))}
+        undecided = {op for op, found in hidden.items() if not is_decided(op, found)}
+        for op in sorted(undecided):
+            for taker in self._view.dataflow_consumers([op]) & self.ops:
+                others = {op_of(name) for name in nodes[taker].input if name[0] != "^"} - undecided
+                if nodes[taker].op == "Merge" or not any(
+                    hidden[op] <= flow.predicates.get(one, set()) for one in others
+                ):
+                    raise StrategyError(
+                        f"worker {self._own.server}, as a server, needs '{op}', which stands in a branch of TensorFlow "
+                        "1's control flow only as it waits for what workers run there. Call "
+                        "tf.compat.v1.enable_control_flow_v2() before the graph is built, or use AllReduce"
+                    )
 
     def _ends_of_branches(self) -> set[str]:
         """What ends a branch of TensorFlow 1 of which the server runs an op, where another of its ops waits for that.

@@ -15,7 +15,7 @@ from autodist_py.kernel.analysis.server_closure import Closure, Holding, writers
 from autodist_py.kernel.analysis.server_reads import Reads
 from autodist_py.kernel.analysis.server_split import WORKERS, Division
 from autodist_py.kernel.events import LOCAL, SERVER, Exchange, Lookup, ServerPlan, ServerPlans
-from autodist_py.kernel.ir.graph import READS_VARIABLE, GraphView
+from autodist_py.kernel.ir.graph import PASSES_HANDLE, READS_VARIABLE, GraphView
 from autodist_py.kernel.ir.names import op_of, parse
 from autodist_py.kernel.program import Program
 from autodist_py.proto.compressors import text_of
@@ -242,8 +242,17 @@ class _Part:
             ahead = view.ancestors(own) if users else set()
             for op in users & ahead:
                 takers = view.digraph.succ[op].keys()
-                if not takers or takers - self.lookups.keys():  # Else the server is asked for rows.
-                    found |= (view.ends_of_branch(op, ahead) & readers) or {op}
+                if view.nodes[op].op in PASSES_HANDLE or (takers and takers <= self.lookups.keys()):
+                    continue  # It reads nothing; or the server is asked for rows.
+                ends = view.ends_of_branch(op) & readers
+                if not ends:
+                    raise StrategyError(
+                        f"'{op}' reads variable '{handle}' in a branch of TensorFlow 1's control flow. Worker "
+                        f"{self._own.server}, as a server, writes it later, and nothing that is run in each step waits "
+                        "for the read. Call tf.compat.v1.enable_control_flow_v2() before the graph is built, or use "
+                        "AllReduce"
+                    )
+                found |= ends
         return found
 
     @staticmethod

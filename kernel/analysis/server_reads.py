@@ -1,4 +1,4 @@
-"""What workers read of variables after a server has written, and before it writes these: it waits for such reads."""
+"""What workers read of variables after a server has written, and before it writes these: late reads."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Reads:
     Attributes:
         before: for each op that writes what the server holds, what workers read of that before, after something
             that a server does: it writes in an exchange that they begin when they have read.
-        recounted: of the server's `counted` ops those that write what is written several times, or read before by
+        recounted: of the server's mirrored ops those that write what is written several times, or read before by
             what waits for a server; each with the variable.
     """
 
@@ -60,7 +60,7 @@ class Reads:
 
 
 def _recounted(program: Program, division: Division, mirrored_ops: Collection[str], late: set[str]) -> dict[str, str]:
-    """The `counted` ops that write what is written several times or read before by one of `late`; with the variable."""
+    """The mirrored ops that write what is written several times or read before by one of `late`; with the variable."""
     graph = program.analysis.captured.digraph
     found: dict[str, str] = {}
     for handle, writers in writers_of(program).items():

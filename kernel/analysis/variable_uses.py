@@ -60,15 +60,17 @@ class UsePair(NamedTuple):
 def misordered(program: Program) -> Iterator[UsePair]:
     """The uses of variables on this worker that may run in another order than the captured one.
 
-    Messages of other workers may begin an update at any time where workers take their steps by themselves; what is
-    said of an update is said of the one that this worker's message begins.
+    Where workers take their steps by themselves, others' messages begin updates at any time: of a use in the step and
+    one in an update nothing is said then.
     """
-    pairs = list(_pairs(program))
+    is_bsp = program.strategy.consistency.is_bsp
     graphs = {"": program.graph} | {server.channel.name: server.update.graph for server in program.lowered.servers}
     indirect: dict[str, list[tuple[UsePair, str, str]]] = {graph: [] for graph in graphs}
-    for pair in pairs:
+    for pair in _pairs(program):
         if pair.earlier is None:
             yield pair
+            continue
+        if pair.earlier.channel != pair.later.channel and not is_bsp:
             continue
         graph, waited, waits = _ends(pair.earlier, pair.later)
         if waited not in graphs[graph].producers[waits]:

@@ -8,6 +8,7 @@ import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import networkx as nx
 import tensorflow as tf
 
 from autodist_py.kernel.events import ServerPlan, ServerPlans
@@ -53,21 +54,33 @@ def without_updates(
             gone[name] = one
         elif original in divided.worker_ops or one.op == VARIABLE_OP:
             kept.append(_reading(one, tensors, first))
-    waited = {name[1:] for one in kept for name in controls_of(one)}
-    waited |= {copy_ for writers in program.analysis.writes.values() for op in writers for copy_ in program.copies(op)}
-    waited |= set(map(op_of, (*program.fetches, *program.run_ops)))
+    by_others = {name[1:] for one in kept for name in controls_of(one)}
+    writers = {copy_ for own in program.analysis.writes.values() for op in own for copy_ in program.copies(op)}
+    waited = by_others | writers | set(map(op_of, (*program.fetches, *program.run_ops)))
     standing = {one.name for one in kept} | (gone.keys() & waited)
     waits = _waits(graph, program, divided, removed, standing, first=first)
     values = _new_values(program, divided.plans, answers)
+    assigned: dict[str, Sequence[tuple[str, str]]] = {}
+    for name in gone.keys() & waited:
+        original = captured_name(name)
+        if not (first == 0 and replica_of(name) == 0 and removed[original].is_here) and original in values:
+            assigned[name] = values[original]
+    left_out: set[str] = set()
     for name, taken in gone.items():
-        if name in waited:
-            original = captured_name(name)
-            is_users_own = first == 0 and replica_of(name) == 0 and removed[original].is_here
-            controls = sorted(waits[name] | {removed[original].ready})
-            kept += _stand_ins(program, taken, controls, () if is_users_own else values.get(original, ()))
+        if name not in waited:
+            continue
+        controls = waits[name] | {removed[captured_name(name)].ready}
+        if name in assigned or name in by_others:
+            own = frozenset() if name in assigned else captured.control_flow.predicates.get(captured_name(name))
+            run = _run_in(captured, name, controls, own or frozenset(), standing=standing, always=assigned)
+            left_out |= controls - run
+            controls = run
+        kept += _stand_ins(program, taken, sorted(controls), assigned.get(name, ()))
     for name in program.run_ops:  # A read that nobody reads is no use, but for what it waits for.
         if name not in standing and waits[name]:
             kept.append(node("NoOp", name, controls=sorted(waits[name]), like=graph.nodes[name]))
+    if left_out:
+        kept = list(_running(kept, left_out, set(program.run_ops) - by_others))
     return graph.made_of(kept, ())
 
 
@@ -115,10 +128,69 @@ def _waits(
                 if not read.startswith("^") and captured_name(producer) in given:
                     continue
                 if producer in standing:
-                    own |= {producer} if graph.producers[producer] else set()
+                    own |= {one for one in _asked(graph, producer) if graph.producers[one]}
                 else:
                     own |= found.get(producer, set())
     return found
+
+
+def _asked(graph: GraphView, op: str) -> list[str]:
+    """The op; of a `Switch`, which only passes a tensor on, what it passes on and asks.
+
+    A `Switch` for which others only wait may never end, if they are on another device.
+    """
+    return list(graph.producers[op]) if graph.nodes[op].op == "Switch" else [op]
+
+
+def _run_in(
+    captured: GraphView,
+    name: str,
+    waits: set[str],
+    predicates: frozenset[str],
+    *,
+    standing: Collection[str],
+    always: Collection[str],
+) -> set[str]:
+    """What a stand-in waits for that runs as the `predicates` of branches of TensorFlow 1 decide.
+
+    What runs in another branch only would keep the stand-in from running: in its place stand what ends that branch, and
+    what decides it.
+
+    Args:
+        captured: the captured graph.
+        name: the stand-in, on a replica.
+        waits: all that it is to wait for.
+        predicates: those that decide whether the stand-in runs.
+        standing: what there is to wait for.
+        always: stand-ins that run in each step, wherever they stand.
+    """
+    flow = captured.control_flow
+    deciding = {one: flow.predicates.get(captured_name(one), frozenset()) - predicates for one in waits - set(always)}
+    others = {one for one, own in deciding.items() if own}
+    if not others:
+        return waits
+    behind: set[str] = nx.descendants(captured.digraph, captured_name(name)) | {captured_name(name)}
+    found = waits - others
+    for one in others:
+        ends = captured.ends_of_branch(captured_name(one)) - behind
+        asked = {op for op in deciding[one] if flow.predicates.get(op, frozenset()) <= predicates}
+        found |= {on_replica(replica_of(one) or 0, op) for op in ends | asked} & set(standing)
+    return found
+
+
+def _running(
+    nodes: Sequence[tf.compat.v1.NodeDef], ops: Collection[str], run_ops: Collection[str]
+) -> Iterator[tf.compat.v1.NodeDef]:
+    """The nodes, of which one that is run, and for which nobody waits, waits for `ops` too; in each step or not."""
+    names = [one.name for one in nodes if one.op == "NoOp" and one.name in run_ops]
+    for one in nodes:
+        if one.name in names[:1]:
+            edited = copy.deepcopy(one)
+            own = (op for op in sorted(ops) if replica_of(op) in (None, replica_of(one.name)))
+            edited.input.extend(f"^{op}" for op in own if f"^{op}" not in one.input)
+            yield edited
+        else:
+            yield one
 
 
 def _stand_ins(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from autodist_py.kernel.ir.names import op_of, parse
+from autodist_py.kernel.ir.names import TensorName, op_of, parse
 
 BACK_EDGE = frozenset({"NextIteration", "RefNextIteration"})
 """Op types whose edges to a Merge close a loop."""
@@ -71,7 +71,7 @@ def control_flow(nodes: Mapping[str, tf.compat.v1.NodeDef], order: Iterable[str]
         if node.op == "Enter":
             own = node.attr["frame_name"].s.decode()
             around[own], frame = frame, own
-        by_data = [_sides(nodes[one.op], one.output, sides) for one in reads if not one.is_control]
+        by_data = [_sides(nodes, one, sides) for one in reads if not one.is_control]
         by_waiting = frozenset[tuple[str, int]]().union(*(sides.get(one.op, ()) for one in reads if one.is_control))
         everywhere = frozenset[tuple[str, int]]().union(*by_data)
         if node.op == "Merge" and by_data:
@@ -112,10 +112,19 @@ def _stacked(nodes: Mapping[str, tf.compat.v1.NodeDef]) -> Iterator[tuple[str, f
             yield node.name, frozenset(pushes.get(stack(node.name), ()))
 
 
-def _sides(producer: tf.compat.v1.NodeDef, output: int, sides: Mapping[str, _Sides]) -> _Sides:
-    """On which sides of predicates the `output`-th result of `producer` is made."""
+def _sides(nodes: Mapping[str, tf.compat.v1.NodeDef], read: TensorName, sides: Mapping[str, _Sides]) -> _Sides:
+    """On which sides of predicates the tensor is made."""
+    producer = nodes[read.op]
     own = sides.get(producer.name, frozenset())
-    return own | {(op_of(producer.input[1]), output)} if producer.op == "Switch" else own
+    return own | {(_predicate(nodes, producer), read.output)} if producer.op == "Switch" else own
+
+
+def _predicate(nodes: Mapping[str, tf.compat.v1.NodeDef], switch: tf.compat.v1.NodeDef) -> str:
+    """What a `Switch` asks; `tf.cond` gives some of a branch's the predicate itself, and others a copy of it."""
+    op = op_of(switch.input[1])
+    while op in nodes and nodes[op].op == "Identity":
+        op = op_of(nodes[op].input[0])
+    return op
 
 
 def _deepest(frames: Iterable[str], around: Mapping[str, str]) -> str:

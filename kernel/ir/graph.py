@@ -385,16 +385,16 @@ class GraphView:
             )
         yield from ((one, before) for before in awaited for one in waiting)
 
-    def ends_of_branch(self, op: str, later: Collection[str]) -> set[str]:
-        """Those of `later` that end a branch of TensorFlow 1 in which `op` stands, wait for it, and run in each step.
+    def ends_of_branch(self, op: str) -> set[str]:
+        """What ends branches and loops of TensorFlow 1 in which `op` stands, waits for it, and runs in each step.
 
-        Of an op in no branch it is the op itself; of one in a loop, too, as `waits` says by which ops a loop is left.
+        Of an op in no branch it is the op itself; `waits` says by which ops a loop in no branch is left.
         """
         flow = self.control_flow
-        if op not in flow.predicates or op in flow.frames:
+        if all(self.nodes[one].op == "LoopCond" for one in flow.predicates.get(op, ())):
             return {op}
-        after: set[str] = nx.descendants(self.digraph, op)
-        return {one for one in after & flow.chosen.keys() if one in later and flow.runs_once(one)}
+        ends = [node.name for node in self.of_type({"Exit", "Merge"}) if flow.runs_once(node.name)]
+        return {one for one in ends if op in self.ancestors([one])}  # By way of a loop's next turn, too.
 
     def _entering(self, frame: str) -> list[str]:
         """The ops that lead into a frame."""

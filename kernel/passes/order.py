@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
 
+import networkx as nx
+
 from autodist_py.kernel.analysis.variable_uses import misordered
 from autodist_py.kernel.ir.edits import Edits
 from autodist_py.kernel.ir.graph import GraphView
@@ -57,7 +59,8 @@ def _in_captured_order(program: Program) -> GraphView:
         if one.earlier is None or one.earlier.channel or one.later.channel:
             continue  # It is no matter of control edges.
         earlier, later = one.ops
-        for op in captured.ends_of_branch(earlier, captured.ancestors([later])) or {earlier}:
+        behind: set[str] = nx.descendants(captured.digraph, later)
+        for op in (captured.ends_of_branch(earlier) - behind - {later}) or {earlier}:
             edits.add_control(one.later.op, on_replica(one.replica, op))
     return edits.apply(program.graph)
 

@@ -117,10 +117,49 @@ def guarded_graph() -> GraphTraining:
     return GraphTraining((x, y), tf.group(*updates, counted), loss)
 
 
-def train_a_graph(builder: str) -> Values:
-    return compare_graph(guarded_graph, batches(), autodist={"strategy_builder": BUILDERS[builder]})
+def overwritten_graph() -> GraphTraining:
+    """The weights are updated; every other step, a branch of TensorFlow 1 halves one and counts by itself."""
+    with control_flow_of_tensorflow_1():
+        x, y = (tf.compat.v1.placeholder(tf.float64, (None, columns)) for columns in (3, 2))
+        first, second = (
+            tf.compat.v1.get_variable(name, shape, tf.float64, use_resource=True) for name, shape in SHAPES.items()
+        )
+        count, halved = (
+            tf.compat.v1.get_variable(name, (), tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
+            for name in ("count", "halved")
+        )
+        loss = tf.reduce_mean(tf.square(tf.tanh(x @ first) @ second - y))
+        counting = tf.cond(
+            tf.equal(count.read_value() % 2, 0), lambda: tf.group(halved.assign_add(1)), lambda: tf.no_op()
+        )
+        with tf.control_dependencies([counting]):
+            rate = 0.1 / tf.cast(halved.read_value(), tf.float64)
+        gradients = tf.gradients(loss, [first, second])
+        updates = [weight.assign_sub(rate * one) for weight, one in zip((first, second), gradients, strict=True)]
+        with tf.control_dependencies(updates):
+            halving = tf.cond(
+                tf.equal(count.read_value() % 2, 0),
+                lambda: tf.group(first.assign(0.5 * first.read_value())),
+                lambda: tf.no_op(),
+            )
+        with tf.control_dependencies([halving]):
+            counted = count.assign_add(1)
+    return GraphTraining((x, y), tf.group(*updates, counted), loss)
 
 
-@pytest.mark.parametrize("builder", BUILDERS)
-def test_a_counter_in_a_branch_of_tensorflow_1_is_that_of_one_device(cluster: Cluster, builder: str) -> None:
-    same(cluster.run(train_a_graph, builder=builder))
+GRAPHS = {one.__name__: one for one in (guarded_graph, overwritten_graph)}
+
+
+def train_a_graph(program: str, builder: str) -> Values:
+    return compare_graph(GRAPHS[program], batches(), autodist={"strategy_builder": BUILDERS[builder]})
+
+
+WHOLE = {"guarded_graph": BUILDERS, "overwritten_graph": ("server", "server-and-mirrored")}
+"""By which builders each graph is trained: what a branch writes cannot be cut into shards."""
+
+
+@pytest.mark.parametrize(("program", "builder"), [(one, builder) for one in GRAPHS for builder in WHOLE[one]])
+def test_a_counter_in_a_branch_of_tensorflow_1_is_that_of_one_device(
+    cluster: Cluster, program: str, builder: str
+) -> None:
+    same(cluster.run(train_a_graph, program=program, builder=builder))

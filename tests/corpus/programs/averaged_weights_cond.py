@@ -12,7 +12,10 @@ HEADER = Header(
     "optimization methods",
     "step function",
     sizes=(8, 5, 7, 3),
-    refused={"ShardedOptimizer": Refusal("these events of a step wait for one another", ("2-workers", "3-workers"))},
+    refused=dict.fromkeys(
+        ("PSLoadBalancing", "PartitionedPS", "ShardedOptimizer"),
+        Refusal("these events of a step wait for one another", ("2-workers", "3-workers")),
+    ),
 )
 
 

@@ -71,8 +71,9 @@ def without_updates(
             continue
         controls = waits[name] | {removed[captured_name(name)].ready}
         if name in assigned or name in by_others:
-            own = frozenset() if name in assigned else captured.control_flow.predicates.get(captured_name(name))
-            run = _run_in(captured, name, controls, own or frozenset(), standing=standing, always=assigned)
+            own = captured.control_flow.predicates.get(captured_name(name), frozenset())
+            own = frozenset() if name in assigned else own
+            run = _run_in(captured, name, controls, own, standing=standing, always=assigned)
             left_out |= controls - run
             controls = run
         kept += _stand_ins(program, taken, sorted(controls), assigned.get(name, ()))
@@ -135,10 +136,7 @@ def _waits(
 
 
 def _asked(graph: GraphView, op: str) -> list[str]:
-    """The op; of a `Switch`, which only passes a tensor on, what it passes on and asks.
-
-    A `Switch` for which others only wait may never end, if they are on another device.
-    """
+    """The op; of a `Switch`, what it passes on and asks: who waits for one that nobody reads never runs."""
     return list(graph.producers[op]) if graph.nodes[op].op == "Switch" else [op]
 
 

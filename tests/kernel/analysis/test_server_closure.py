@@ -51,8 +51,8 @@ def test_a_server_waits_for_what_reads_its_variable_late_and_before_the_write(la
     assert (reads.before, reads.recounted) == (before, {})
 
 
-def rate_of_a_branch(*, prints: bool) -> GraphItem:
-    """A variable that is trained at a rate which is a constant in each branch of TensorFlow 1."""
+def rate_of_a_branch(*, prints: bool, by_count: bool = False) -> GraphItem:
+    """A variable that is trained at a rate which is a constant in each branch of TensorFlow 1, or a count's part."""
     scope = GraphScope(tf.Graph(), CaptureOptions(), seed=None)
     with control_flow_of_tensorflow_1(), scope.graph.as_default(), scope.recording():
         x = tf.compat.v1.placeholder(tf.float32, (None,), name="x")
@@ -60,7 +60,7 @@ def rate_of_a_branch(*, prints: bool) -> GraphItem:
 
         def slow() -> tf.Tensor:
             with tf.control_dependencies([tf.print("slow")] if prints else []):
-                return tf.constant(0.1)
+                return tf.constant(0.1) / count if by_count else tf.constant(0.1)
 
         rate = tf.cond(count > 1.0, slow, lambda: tf.constant(1.0))
         loss = tf.reduce_mean(x * weight)
@@ -78,3 +78,8 @@ def test_a_constant_that_waits_in_its_branch_for_what_workers_run_is_refused():
     program, division = divided(rate_of_a_branch(prints=True), 0)
     with pytest.raises(StrategyError, match=r"needs 'cond/Const'.*only as it waits for what workers run there"):
         Closure.of(program, division, Holding.of(division, 0))
+
+
+def test_such_a_constant_is_not_refused_where_what_takes_it_is_decided_by_another_tensor():
+    program, division = divided(rate_of_a_branch(prints=True, by_count=True), 0)
+    assert "cond/truediv" in Closure.of(program, division, Holding.of(division, 0)).ops

@@ -96,6 +96,31 @@ def test_what_a_branch_returns_depends_on_its_predicate_though_its_constants_do_
     assert view.control_flow.runs_once("result")
 
 
+def loop_in_a_branch() -> None:
+    given = tf.compat.v1.placeholder(tf.float32, [], "given")
+
+    def turns() -> tf.Tensor:
+        return tf.while_loop(lambda i, _: i < 2, lambda i, x: (i + 1, tf.exp(x, "body")), (0, given))[1]
+
+    chosen = tf.cond(tf.greater(given, 0.0, "is_so"), turns, lambda: tf.constant(2.0, name="otherwise"), name="cond")
+    tf.identity(chosen, "result")
+
+
+@pytest.mark.parametrize("op", ["cond/while/body", "cond/otherwise", "cond/while/Exit_1"])
+def test_a_branch_ends_where_it_and_its_loops_are_left_for_good(op: str):
+    assert viewed(loop_in_a_branch).ends_of_branch(op) == {"cond/Merge"}
+
+
+def test_an_op_in_no_branch_is_its_own_end():
+    assert viewed(loop_in_a_branch).ends_of_branch("result") == {"result"}
+    assert viewed(loop_in_a_loop).ends_of_branch("outer/body") == {"outer/body"}
+
+
+def test_a_predicate_is_one_under_all_names_that_a_branch_gives_it():
+    predicates = viewed(loop_in_a_branch).control_flow.predicates
+    assert predicates["cond/switch_f"] == predicates["cond/otherwise"] == predicates["cond/while/Enter_1"] == {"is_so"}
+
+
 def test_what_is_taken_from_a_stack_depends_on_what_was_put_there():
     def build() -> None:
         given = tf.compat.v1.placeholder(tf.float32, [], "given")

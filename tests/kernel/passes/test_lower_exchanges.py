@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from autodist_py.capture.assemble import CaptureOptions
-from autodist_py.capture.doors.graph import GraphScope
+from autodist_py.capture.doors.graph import GraphScope, Signature
 from autodist_py.kernel.events import Exchange
 from autodist_py.kernel.ir.fragment import TensorSpec
 from autodist_py.kernel.ir.message_layout import MessageLayout
@@ -398,3 +398,39 @@ def test_what_a_worker_has_in_a_branch_of_tensorflow_1_only_is_not_sent_to_a_ser
     compiled(branching(lambda x, gradient: tf.norm(gradient) < 1.0), (0,))
     with pytest.raises(StrategyError, match=r"needs 'cond/.*', which is computed in a branch.*before the branch"):
         compiled(branching(lambda x, gradient: tf.size(x) > 3), (0,))
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.parametrize("halves", [False, True], ids=["after-a-branch", "in-a-branch"])
+def test_new_values_are_assigned_whatever_branch_of_tensorflow_1_is_chosen(halves, worker):
+    """The update waits for a branch, and a second write may stand in one."""
+    scope = GraphScope(tf.Graph(), CaptureOptions(), seed=None)
+    with control_flow_of_tensorflow_1(), scope.graph.as_default(), scope.recording():
+        x = tf.compat.v1.placeholder(tf.float32, (None,), name="x")
+        weight, count, step = (
+            tf.compat.v1.get_variable(name, (), use_resource=True, trainable=name == "weight")
+            for name in ("weight", "count", "step")
+        )
+        loss = tf.reduce_mean(x * weight)
+        is_odd = tf.equal(step.read_value() % 2.0, 1.0)
+        counted = tf.cond(is_odd, lambda: tf.group(count.assign_add(1.0)), tf.no_op)
+        with tf.control_dependencies([counted]):
+            rate = 0.1 / count.read_value()
+        update = weight.assign_sub(rate * tf.gradients(loss, weight)[0])
+        with tf.control_dependencies([update]):
+            halved = tf.cond(is_odd, lambda: tf.group(weight.assign(0.5 * weight.read_value())), tf.no_op)
+        with tf.control_dependencies([halved if halves else update]):
+            train = tf.group(step.assign_add(1.0), name="train")
+    item = scope.cut(Signature(("x:0",), (loss.name,), (train.name,)), CaptureOptions())
+    graph = compiled(item, [0], worker=worker).graph
+    waiting = {
+        name for name, node in graph.nodes.items() for one in node.input if one[0] == "^" and is_switch(graph, one)
+    }
+    assert not waiting
+    new = [node for node in graph.of_type({"AssignVariableOp"}) if node.input[0] == on_replica(0, "weight")]
+    assert len(new) == worker  # The first worker is the server.
+    assert all(graph.control_flow.runs_once(node.name) for node in new)
+
+
+def is_switch(graph, name):
+    return graph.nodes[op_of(name)].op == "Switch"

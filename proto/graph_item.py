@@ -1,8 +1,8 @@
 """`GraphItem`: what is trained. A captured single-device graph and what capture knows about it.
 
 It owns the value, its invariants, its wire and text forms. It does not look inside the graph: the GraphDef, the
-VariableDefs and the SaverDefs are bytes here, so that this module works without TensorFlow. All parts of the value
-stand here, as their invariants are about one another.
+VariableDefs and the SaverDefs are bytes here, so that this module works without TensorFlow. It is long, as all
+parts of the value stand here: their invariants are about one another.
 """
 
 import math

@@ -12,10 +12,10 @@ from itertools import pairwise
 from autodist_py.kernel.analysis.replica_weights import dense_bytes
 from autodist_py.kernel.analysis.row_access import adds_rows_up, lookups_of
 from autodist_py.kernel.analysis.server_closure import Closure, Holding, writers_of
-from autodist_py.kernel.analysis.server_reads import Reads
+from autodist_py.kernel.analysis.server_reads import Reads, early_reads
 from autodist_py.kernel.analysis.server_split import WORKERS, Division
 from autodist_py.kernel.events import LOCAL, SERVER, Exchange, Lookup, ServerPlan, ServerPlans
-from autodist_py.kernel.ir.graph import PASSES_HANDLE, READS_VARIABLE, GraphView
+from autodist_py.kernel.ir.graph import READS_VARIABLE, GraphView
 from autodist_py.kernel.ir.names import op_of, parse
 from autodist_py.kernel.program import Program
 from autodist_py.proto.compressors import text_of
@@ -232,27 +232,21 @@ class _Part:
 
         Where such a read is run in a branch of TensorFlow 1, its end, as a message waits for what is run in each step.
         """
-        view = self._program.analysis.captured
-        sent, found = view.ancestors(map(op_of, needs)), set[str]()
-        for handle, writers in writers_of(self._program).items():
-            own = writers & ops
-            if not own:
-                continue
-            users = (self._division.users(handle) & readers) - sent - writers - self.closure.mirrored_ops
-            ahead = view.ancestors(own) if users else set()
-            for op in users & ahead:
-                takers = view.digraph.succ[op].keys()
-                if view.nodes[op].op in PASSES_HANDLE or (takers and takers <= self.lookups.keys()):
-                    continue  # It reads nothing; or the server is asked for rows.
-                ends = view.ends_of_branch(op) & readers
-                if not ends:
-                    raise StrategyError(
-                        f"'{op}' reads variable '{handle}' in a branch of TensorFlow 1's control flow. Worker "
-                        f"{self._own.server}, as a server, writes it later, and nothing that is run in each step waits "
-                        "for the read. Call tf.compat.v1.enable_control_flow_v2() before the graph is built, or use "
-                        "AllReduce"
-                    )
-                found |= ends
+        view, found = self._program.analysis.captured, set[str]()
+        readers = readers - view.ancestors(map(op_of, needs)) - self.closure.mirrored_ops
+        for handle, op in early_reads(self._program, self._division, ops, readers):
+            takers = view.digraph.succ[op].keys()
+            if takers and takers <= self.lookups.keys():
+                continue  # The server is asked for rows.
+            ends = view.ends_of_branch(op) & readers
+            if not ends:
+                raise StrategyError(
+                    f"'{op}' reads variable '{handle}' in a branch of TensorFlow 1's control flow. Worker "
+                    f"{self._own.server}, as a server, writes it later, and nothing that is run in each step waits "
+                    "for the read. Call tf.compat.v1.enable_control_flow_v2() before the graph is built, or use "
+                    "AllReduce"
+                )
+            found |= ends
         return found
 
     @staticmethod

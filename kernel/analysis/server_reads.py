@@ -1,13 +1,13 @@
-"""What workers read of variables after a server has written, and before it writes these: late reads."""
+"""What workers read of variables before a server writes these: early reads, and late ones, after another server."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import networkx as nx
 
 from autodist_py.kernel.analysis.server_closure import Holding, writers_of
 from autodist_py.kernel.analysis.server_split import Division
-from autodist_py.kernel.ir.graph import GraphView
+from autodist_py.kernel.ir.graph import PASSES_HANDLE, GraphView
 from autodist_py.kernel.program import Program
 from autodist_py.proto.errors import StrategyError
 
@@ -57,6 +57,19 @@ class Reads:
                 ahead: set[str] = nx.ancestors(view.digraph, writer)
                 before[writer] = before.get(writer, frozenset()) | (users & ahead)
         return cls(before, recounted)
+
+
+def early_reads(
+    program: Program, division: Division, ops: Collection[str], readers: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """What of `readers` uses a variable that some of `ops` write, and these wait for; after the variable."""
+    view = program.analysis.captured
+    for handle, writers in writers_of(program).items():
+        own = writers.intersection(ops)
+        users = division.users(handle).intersection(readers) - writers if own else set[str]()
+        for op in sorted(users & view.ancestors(own) if users else users):
+            if view.nodes[op].op not in PASSES_HANDLE:
+                yield handle, op
 
 
 def _recounted(program: Program, division: Division, mirrored_ops: Collection[str], late: set[str]) -> dict[str, str]:

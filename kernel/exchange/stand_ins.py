@@ -60,11 +60,12 @@ def without_updates(
     standing = {one.name for one in kept} | (gone.keys() & waited)
     waits = _waits(graph, program, divided, removed, standing, first=first)
     values = _new_values(program, divided.plans, answers)
-    assigned: dict[str, Sequence[tuple[str, str]]] = {}
-    for name in gone.keys() & waited:
-        original = captured_name(name)
-        if not (first == 0 and replica_of(name) == 0 and removed[original].is_here) and original in values:
-            assigned[name] = values[original]
+    assigned = {
+        name: values[captured_name(name)]
+        for name in gone.keys() & waited
+        if captured_name(name) in values
+        and not (first == 0 and replica_of(name) == 0 and removed[captured_name(name)].is_here)
+    }
     left_out: set[str] = set()
     for name, taken in gone.items():
         if name not in waited:

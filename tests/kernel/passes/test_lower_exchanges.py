@@ -432,5 +432,27 @@ def test_new_values_are_assigned_whatever_branch_of_tensorflow_1_is_chosen(halve
     assert all(graph.control_flow.runs_once(node.name) for node in new)
 
 
+def test_a_read_in_a_branch_for_which_nothing_waits_in_each_step_is_refused():
+    """What the branch returns of its read waits for the write in it: the message could not wait for the read alone."""
+    scope = GraphScope(tf.Graph(), CaptureOptions(), seed=None)
+    with control_flow_of_tensorflow_1(), scope.graph.as_default(), scope.recording():
+        x = tf.compat.v1.placeholder(tf.float32, (None,), name="x")
+        weight, count = (tf.compat.v1.get_variable(name, (), use_resource=True) for name in ("weight", "count"))
+        loss = tf.reduce_mean(x * weight)
+        change = 0.1 * tf.gradients(loss, weight)[0]
+
+        def update():
+            old = tf.square(weight.read_value())
+            with tf.control_dependencies([old]):
+                written = weight.assign_sub(change)
+            with tf.control_dependencies([written]):
+                return tf.identity(old)
+
+        returned = tf.cond(count > 0.0, update, lambda: tf.constant(0.0))
+    item = scope.cut(Signature(("x:0",), (loss.name, returned.name), ()), CaptureOptions())
+    with pytest.raises(StrategyError, match=r"reads variable 'weight' in a branch .* nothing that is run in each step"):
+        compiled(item, [0])
+
+
 def is_switch(graph, name):
     return graph.nodes[op_of(name)].op == "Switch"

@@ -15,7 +15,7 @@ from autodist_py.kernel.analysis.server_closure import Closure, Holding, writers
 from autodist_py.kernel.analysis.server_reads import Reads, early_reads
 from autodist_py.kernel.analysis.server_split import WORKERS, Division
 from autodist_py.kernel.events import LOCAL, SERVER, Exchange, Lookup, ServerPlan, ServerPlans
-from autodist_py.kernel.ir.graph import READS_VARIABLE, GraphView
+from autodist_py.kernel.ir.graph import READS_VARIABLE, SHOWS, GraphView
 from autodist_py.kernel.ir.names import op_of, parse
 from autodist_py.kernel.program import Program
 from autodist_py.proto.compressors import text_of
@@ -102,6 +102,14 @@ def _worker_ops(program: Program, closures: Collection[Closure], division: Divis
     ends |= {writer for writers in program.analysis.writes.values() for writer in writers}
     ends |= {op_of(value) for closure in closures for value in closure.values}
     ends |= {op_of(name) for marker in division.markers for name in captured.nodes[marker].input}
+    for op in sorted(captured.ancestors(ends)) if captured.control_flow.predicates else ():
+        decided_there = captured.control_flow.predicates.get(op, frozenset()) & server_ops
+        if decided_there and captured.nodes[op].op in SHOWS | {"Assert"}:
+            raise StrategyError(
+                f"'{op}' shows or asserts something in a branch of TensorFlow 1's control flow. A server decides by "
+                f"'{min(decided_there)}' whether it is taken, and workers, who show and assert, are not told. Call "
+                "tf.compat.v1.enable_control_flow_v2() before the graph is built, or use AllReduce"
+            )
     return captured.ancestors(ends - server_ops, blocked=server_ops)
 
 

@@ -454,5 +454,25 @@ def test_a_read_in_a_branch_for_which_nothing_waits_in_each_step_is_refused():
         compiled(item, [0])
 
 
+@pytest.mark.parametrize("asserts", [False, True], ids=["shown", "asserted"])
+def test_what_is_shown_or_asserted_where_a_server_decides_is_refused(asserts):
+    scope = GraphScope(tf.Graph(), CaptureOptions(), seed=None)
+    with control_flow_of_tensorflow_1(), scope.graph.as_default(), scope.recording():
+        x = tf.compat.v1.placeholder(tf.float32, (None,), name="x")
+        weight = tf.compat.v1.get_variable("weight", (), use_resource=True)
+        loss = tf.reduce_mean(x * weight)
+        change = 0.1 * tf.gradients(loss, weight)[0]
+
+        def update():
+            told = tf.raw_ops.Assert(condition=change < 9.0, data=[change]) if asserts else tf.print("it falls")
+            with tf.control_dependencies([told]):
+                return tf.group(weight.assign_sub(change))
+
+        train = tf.group(tf.cond(change > 0.0, update, tf.no_op), name="train")
+    item = scope.cut(Signature(("x:0",), (loss.name,), (train.name,)), CaptureOptions())
+    with pytest.raises(StrategyError, match=r"'cond/\w+' shows or asserts something in a branch.*decides by 'Greater'"):
+        compiled(item, [0])
+
+
 def is_switch(graph, name):
     return graph.nodes[op_of(name)].op == "Switch"

@@ -114,17 +114,23 @@ def hooks_of(model: Model, *, last_step: int, outcome: Outcome) -> list[Any]:
     ]
 
 
-def writing_hooks(directory: str) -> list[Any]:
+def summaries_of(directory: str, first: int) -> str:
+    """Where the run from the step `first` on writes: a second file of one second would have the first one's name."""
+    return f"{directory}/from-{first}"
+
+
+def writing_hooks(directory: str, first: int) -> list[Any]:
     """Those that MonitoredTrainingSession has on a chief."""
+    summaries = summaries_of(directory, first)
     return [
-        v1.train.StepCounterHook(every_n_steps=2, output_dir=directory),
-        v1.train.SummarySaverHook(save_steps=2, output_dir=directory, summary_op=v1.summary.merge_all()),
+        v1.train.StepCounterHook(every_n_steps=2, output_dir=summaries),
+        v1.train.SummarySaverHook(save_steps=2, output_dir=summaries, summary_op=v1.summary.merge_all()),
         v1.train.CheckpointSaverHook(directory, save_steps=3),
     ]
 
 
-def written_in(directory: str) -> dict[str, Any]:
-    """The checkpoints of a directory, with their values, and its summaries of the loss, by step."""
+def written_in(directory: str, first: int) -> dict[str, Any]:
+    """The checkpoints of a directory, with their values, and a run's summaries of the loss, by step."""
     state = tf.train.get_checkpoint_state(directory)
     found: dict[str, Any] = {}
     for path in state.all_model_checkpoint_paths:
@@ -133,7 +139,7 @@ def written_in(directory: str) -> dict[str, Any]:
         found[Path(path).name] = {name: reader.get_tensor(name) for name in names}
     losses: dict[int, float] = {}
     speeds: set[int] = set()
-    for file in sorted(Path(directory).glob("events.*")):
+    for file in sorted(Path(summaries_of(directory, first)).glob("events.*")):
         for event in v1.train.summary_iterator(str(file)):
             for value in event.summary.value:
                 if value.tag == "loss":
@@ -160,8 +166,9 @@ def on_one_device(directory: str, *, last_step: int, first: int) -> Outcome:
     with tf.Graph().as_default():
         model = build()
         hooks = hooks_of(model, last_step=last_step, outcome=outcome)
+        where = {"checkpoint_dir": directory, "summary_dir": summaries_of(directory, first)}
         every = {"save_checkpoint_steps": 3, "save_summaries_steps": 2, "log_step_count_steps": 2}
-        run(v1.train.MonitoredTrainingSession(checkpoint_dir=directory, hooks=hooks, **every), model, outcome, first)
+        run(v1.train.MonitoredTrainingSession(hooks=hooks, **where, **every), model, outcome, first)
     return outcome
 
 
@@ -172,7 +179,7 @@ def distributed(autodist: AutoDist, directory: str, *, last_step: int, first: in
         with autodist.scope():
             model = build()
         hooks = hooks_of(model, last_step=last_step, outcome=outcome)
-        hooks += writing_hooks(directory) if autodist.is_chief else []
+        hooks += writing_hooks(directory, first) if autodist.is_chief else []
         own = directory if autodist.is_chief else f"{directory}-of-nobody"
         creator = SessionCreator(autodist, checkpoint_dir=own)
         run(v1.train.MonitoredSession(session_creator=creator, hooks=hooks), model, outcome, first)
@@ -209,7 +216,7 @@ def train_and_go_on(directory: str, builder: Any = None) -> dict[str, np.ndarray
             mine = distributed(autodist, ours, last_step=last, first=first)
             compare(mine, theirs)
             if autodist.is_chief:
-                compare_written(written_in(ours), written_in(plain))
+                compare_written(written_in(ours, first), written_in(plain, first))
     return mine.weights
 
 

@@ -132,7 +132,8 @@ def awaited(view: GraphView, exchange: Exchange, plans: ServerPlans, mirrored_op
     """The ops of the captured graph that a worker runs before it sends the message of an exchange that is no lookup.
 
     They are the reads of variables that the exchange writes, and what the ops that the server runs in the worker's
-    place wait for.
+    place wait for. Where these wait for a mirrored op, the server has run its own: the worker's may wait for another
+    server, whose message would wait for this one.
 
     Args:
         view: the captured graph.
@@ -142,8 +143,10 @@ def awaited(view: GraphView, exchange: Exchange, plans: ServerPlans, mirrored_op
     """
     run_there = (plans.server_ops | mirrored_ops) & exchange.ops
     behind = _descendants(view, run_there)
-    waited_for = {op_of(name) for op in run_there for name in view.nodes[op].input if name.startswith("^")}
-    return exchange.read_before | ((waited_for & plans.worker_ops) - behind - run_there)
+    run_too = _mirrored(plans, exchange, exchange.server)
+    before = run_there | (run_too & exchange.ops)
+    waited_for = {op_of(name) for op in before for name in view.nodes[op].input if name.startswith("^")}
+    return exchange.read_before | ((waited_for & plans.worker_ops) - behind - run_there - run_too)
 
 
 def _gives(program: Program, event: Event, plans: ServerPlans | None, place: int | None) -> set[str]:

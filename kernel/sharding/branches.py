@@ -118,7 +118,7 @@ def take_apart(
     results = inlined.add_branch(branch, data, waits, scope, condition=None)
     inlined.add_waits(view.ancestors([branch.name]) - {branch.name})
     used = [result for at, result in enumerate(results) if str(TensorName(branch.name, at)) in read]
-    end = node("NoOp", branch.name, controls=[use.op for use in inlined.uses] or waits, like=branch)
+    end = node("NoOp", branch.name, controls=inlined.last_uses() or waits, like=branch)
     inlined.require_harmless(map(op_of, (*used, *end.input)))
     return Apart([*inlined.nodes.values(), end], results, inlined.uses)
 
@@ -163,11 +163,20 @@ class _Inlined:
         for one, late in product(self.uses[first:between], self.uses[between:]):
             if one.handle == late.handle and (one.writes or late.writes):
                 self.nodes[late.op].input.append(f"^{one.op}")
-        ends = [f"^{use.op}" for use in self.uses[first:]]
+        ends = [f"^{op}" for op in self.last_uses(first)]
         return [
             self._result(node, at, f"{scope}/result_{at}", (taken, *both), ends)
             for at, both in enumerate(zip(then, other, strict=True))
         ]
+
+    def last_uses(self, first: int = 0) -> list[str]:
+        """The ops that use variables, from the `first` use on, for which no other of them waits.
+
+        Who waits for these waits for all. A worker has no need of a read whose write a server does.
+        """
+        ops = [use.op for use in self.uses[first:]]
+        waited_for = self._behind(op_of(name) for op in ops for name in self.nodes[op].input)
+        return [op for op in ops if op not in waited_for]
 
     def add_waits(self, before: Collection[str]) -> None:
         """What uses a variable waits for what uses it `before` the branch, and what a write keeps for earlier writes.
@@ -249,7 +258,7 @@ class _Inlined:
         if original.op in BRANCHES:
             first = len(self.uses)
             self.add_branch(original, data, [*waits, *controls], name, condition)
-            ends = [f"^{use.op}" for use in self.uses[first:]] or controls
+            ends = [f"^{op}" for op in self.last_uses(first)] or controls
             self._add("NoOp", name, list(dict.fromkeys(ends)))
             return
         if original.op == "IdentityN":

@@ -5,18 +5,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tests.corpus.header import Header, Refusal, Seen
+from tests.corpus.header import Header, Seen
 from tests.corpus.programs.averaged_weights import training
 
-HEADER = Header(
-    "optimization methods",
-    "step function",
-    sizes=(8, 5, 7, 3),
-    refused=dict.fromkeys(
-        ("PSLoadBalancing", "PartitionedPS", "ShardedOptimizer"),
-        Refusal("these events of a step wait for one another", ("2-workers", "3-workers")),
-    ),
-)
+HEADER = Header("optimization methods", "step function", sizes=(8, 5, 7, 3))
 
 
 def train(autodist: Any, header: Header) -> Iterator[Seen]:

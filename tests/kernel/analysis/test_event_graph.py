@@ -109,7 +109,29 @@ def test_what_a_server_counts_waits_on_the_servers_own_worker_too():
     plan = ServerPlan(0, (), (), frozenset({"update"}))
     plans = ServerPlans((plan,), frozenset(), frozenset({"read", "before", "after"}), frozenset())
     counted = exchange(ops=frozenset({"update"}), gives=("before",))
-    assert awaited(GraphView(parsed(*UPDATE)), counted, plans, frozenset()) == set()
     assert awaited(GraphView(parsed(*UPDATE)), counted, plans, plan.mirrored_ops) == {"before"}
     assert waits(chain(*UPDATE), [counted], plans).cycle == (0,)
     assert waits(chain(*UPDATE), [replace(counted, gives=())], plans).cycle == ()
+
+
+COUNT = ("before = Const()", "count = Const(^before)", "a = Const(^count)", "b = Const(^count)")
+
+
+def test_a_message_waits_for_what_the_workers_own_count_waits_for_and_not_for_the_count():
+    plan = ServerPlan(0, (), (), frozenset({"count"}))
+    plans = ServerPlans((plan,), frozenset({"a"}), frozenset({"before", "count"}), frozenset())
+    graph = GraphView(parsed(*COUNT))
+    assert awaited(graph, exchange(ops=frozenset({"count", "a"})), plans, frozenset()) == {"before"}
+    assert awaited(graph, exchange(ops=frozenset({"a"})), plans, frozenset()) == set()  # It was counted before.
+
+
+def test_two_servers_that_both_count_do_not_wait_for_one_another():
+    counts = frozenset({"count"})
+    plans = ServerPlans(
+        (ServerPlan(0, (), (), counts), ServerPlan(1, (), (), counts)),
+        frozenset({"a", "b"}),
+        frozenset({"before", "count"}),
+        frozenset(),
+    )
+    events = [exchange(0, ops=frozenset({"count", "a"})), exchange(1, ops=frozenset({"count", "b"}))]
+    assert waits(chain(*COUNT), events, plans).cycle == ()

@@ -1,16 +1,18 @@
 """Unbranch: a branch over variables that live apart is taken apart, and computes what it computed; others stay."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist_py.kernel.events import Exchange
 from autodist_py.kernel.ir.graph import GraphView
 from autodist_py.kernel.passes.partition import Partition
 from autodist_py.kernel.passes.unbranch import Unbranch
-from autodist_py.kernel.pipeline import start
+from autodist_py.kernel.pipeline import compile, start
 from autodist_py.kernel.program import Options, Program
 from autodist_py.kernel.verify import verify
 from autodist_py.proto.errors import StrategyError
@@ -256,3 +258,22 @@ def test_the_second_side_uses_a_variable_after_the_first_and_what_waits_for_the_
         assert first & {*view.writes["w"]} <= behind, op
         assert op not in view.writes["w"] or first <= behind, op
     assert first | second <= view.ancestors([name])
+
+
+def averages(m: Model, x: tf.Tensor) -> Any:
+    loss, (of_w, of_table) = m.gradients(x)
+    m.w.assign_sub(0.1 * of_w)
+    m.table.assign_sub(0.1 * tf.convert_to_tensor(of_table))
+    if m.count % 2 == 0:
+        for mean, weight in zip(m.sums, (m.w, m.table), strict=True):
+            mean.assign_add(0.5 * (weight - mean))
+    return loss
+
+
+def test_a_branch_that_averages_what_two_servers_hold_takes_one_update_of_each():
+    step = stepping(averages)
+    where = replace(kernel_programs.topology(1, 1), servers={device: rank for rank, device in enumerate(DEVICES)})
+    program = compile(step.item, strategy(step, "servers"), where, Options(channel="c"))
+    exchanges = [one for one in program.schedule.events if isinstance(one, Exchange) and not one.lookups]
+    assert sorted(one.server for one in exchanges) == [0, 1]
+    assert not any(one.read_before for one in exchanges)

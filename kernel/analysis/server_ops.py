@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 
+import networkx as nx
+
 from autodist_py.kernel.analysis.replica_weights import dense_bytes
 from autodist_py.kernel.analysis.row_access import adds_rows_up, lookups_of
 from autodist_py.kernel.analysis.server_closure import Closure, Holding, writers_of
@@ -175,6 +177,15 @@ class _Part:
         """Its ops that one of its gradients waits for, as for weights that decay before the step reads them."""
         return self.closure.ops & self._program.analysis.captured.ancestors(self.closure.given)
 
+    @cached_property
+    def branches(self) -> list[set[str]]:
+        """Its ops that read of one another, or wait for, what is not there in each step: a branch of TensorFlow 1."""
+        view = self._program.analysis.captured
+        flow = view.control_flow
+        inside = {op for op in self.closure.ops if view.nodes[op].op == "Switch" or not flow.runs_once(op)}
+        edges = ((op, taker) for op in inside for taker in view.digraph.succ[op] if taker in self.closure.ops)
+        return list(nx.connected_components(nx.Graph(edges)))
+
     @property
     def phases(self) -> set[int]:
         """Those of the exchanges in which it computes something."""
@@ -334,8 +345,16 @@ def _exchanges_of(parts: dict[int, _Part]) -> tuple[int, int]:
 def _settled(
     program: Program, parts: dict[int, _Part], division: Division, least: dict[tuple[int, str], int]
 ) -> dict[tuple[int, str], int]:
-    """Count phases, from `least` on; returns numbers that are none less."""
+    """Count phases, from `least` on; returns numbers that are none less.
+
+    The ops of a branch of TensorFlow 1 are run in one exchange: what is not computed is not kept for a later one.
+
+    Raises:
+        StrategyError: such a branch waits for itself, through what workers run.
+    """
     together = [{op_of(tensor) for tensor in gradient.tensors} for gradient in program.item.gradients]
+    most = max(least.values(), default=1)
+    most += sum(len(part.closure.given) + len(part.lookups) + len(part.reads.before) for part in parts.values())
     while True:
         _count_phases(program.analysis.captured, parts, division, least)
         raised = dict(least)
@@ -345,6 +364,15 @@ def _settled(
             for markers in together:
                 last = max((part.phase[marker] for marker in markers if marker in part.closure.given), default=0)
                 raised |= {(server, marker): last for marker in markers if marker in part.closure.given}
+            for branch in part.branches:
+                last = max(part.phase[op] for op in branch)
+                if last > most:
+                    raise StrategyError(
+                        f"'{min(branch)}' stands in a branch of TensorFlow 1's control flow, part of which worker "
+                        f"{server}, as a server, can compute only when workers have used another part. A branch is run "
+                        "in one exchange with a server. Make it two, or use AllReduce"
+                    )
+                raised |= {(server, op): last for op in branch}
         if raised == least:
             return least
         least = raised

@@ -22,6 +22,7 @@ BUILDERS: dict[str, StrategyBuilder] = {
     "server": PS(),
     "server-and-mirrored": Spread((0, None)),
     "shards": InShards((0, None, 1)),
+    "two-servers": Spread((0, 1)),
 }
 
 
@@ -147,15 +148,46 @@ def overwritten_graph() -> GraphTraining:
     return GraphTraining((x, y), tf.group(*updates, counted), loss)
 
 
-GRAPHS = {one.__name__: one for one in (guarded_graph, overwritten_graph)}
+def clipped_graph() -> GraphTraining:
+    """A norm over all gradients clips them; of it each is scaled in a branch, by a constant or the counter."""
+    with control_flow_of_tensorflow_1():
+        x, y = (tf.compat.v1.placeholder(tf.float64, (None, columns)) for columns in (3, 2))
+        first, second = (
+            tf.compat.v1.get_variable(name, shape, tf.float64, use_resource=True) for name, shape in SHAPES.items()
+        )
+        count = tf.compat.v1.get_variable(
+            "count", (), tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True
+        )
+        loss = tf.reduce_mean(tf.square(tf.tanh(x @ first) @ second - y))
+        clipped, norm = tf.clip_by_global_norm(tf.gradients(loss, [first, second]), 0.5)
+        even = tf.equal(count.read_value() % 2, 0)
+
+        def step(gradient: tf.Tensor) -> tf.Tensor:
+            return tf.cond(
+                even,
+                lambda: gradient * tf.constant(0.1, tf.float64),
+                lambda: gradient / tf.cast(count.read_value() + 4, tf.float64),
+            )
+
+        updates = [weight.assign_sub(step(one)) for weight, one in zip((first, second), clipped, strict=True)]
+        with tf.control_dependencies(updates):
+            counted = count.assign_add(1)
+    return GraphTraining((x, y), tf.group(*updates, counted), loss * norm)
+
+
+GRAPHS = {one.__name__: one for one in (guarded_graph, overwritten_graph, clipped_graph)}
 
 
 def train_a_graph(program: str, builder: str) -> Values:
     return compare_graph(GRAPHS[program], batches(), autodist={"strategy_builder": BUILDERS[builder]})
 
 
-WHOLE = {"guarded_graph": BUILDERS, "overwritten_graph": ("server", "server-and-mirrored")}
-"""By which builders each graph is trained: what a branch writes cannot be cut into shards."""
+WHOLE = {
+    "guarded_graph": BUILDERS,
+    "overwritten_graph": ("server", "server-and-mirrored"),
+    "clipped_graph": ("server", "shards", "two-servers"),
+}
+"""By which builders each graph is trained; others are refused: what a branch writes cannot be cut into shards."""
 
 
 @pytest.mark.parametrize(("program", "builder"), [(one, builder) for one in GRAPHS for builder in WHOLE[one]])

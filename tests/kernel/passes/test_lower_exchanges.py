@@ -454,6 +454,25 @@ def test_a_read_in_a_branch_for_which_nothing_waits_in_each_step_is_refused():
         compiled(item, [0])
 
 
+def test_a_branch_of_which_workers_need_one_part_before_another_is_refused():
+    """By ops of one's own: `tf.cond` gives out nothing of a branch before all that it is given is there."""
+    scope = GraphScope(tf.Graph(), CaptureOptions(), seed=None)
+    with control_flow_of_tensorflow_1(), scope.graph.as_default(), scope.recording():
+        x = tf.compat.v1.placeholder(tf.float32, (None,), name="x")
+        first, second = (tf.compat.v1.get_variable(name, (), use_resource=True) for name in ("first", "second"))
+        (gradient,) = tf.gradients(tf.reduce_mean(x * first), first)
+        kept, doubled = tf.raw_ops.Switch(data=gradient, pred=first > 0.0)
+        doubled = tf.multiply(doubled, 2.0, name="doubled")
+        update = first.assign_sub(tf.raw_ops.Merge(inputs=[kept, doubled]).output)
+        with tf.control_dependencies([update]):
+            loss = tf.reduce_mean(x * first.read_value() * second)
+        kept, later = tf.raw_ops.Switch(data=tf.gradients(loss, second)[0], pred=first > 0.0)
+        train = second.assign_sub(tf.raw_ops.Merge(inputs=[kept, later + doubled]).output, name="train")
+    item = scope.cut(Signature(("x:0",), (loss.name,), (train.op.name,)), CaptureOptions())
+    with pytest.raises(StrategyError, match=r"stands in a branch .* only when workers have used another part.*Make it"):
+        compiled(item, [0])
+
+
 @pytest.mark.parametrize("asserts", [False, True], ids=["shown", "asserted"])
 def test_what_is_shown_or_asserted_where_a_server_decides_is_refused(asserts):
     scope = GraphScope(tf.Graph(), CaptureOptions(), seed=None)

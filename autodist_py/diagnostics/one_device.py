@@ -18,7 +18,9 @@ class OneDeviceStep:
     """No other programs: the run ends after a few steps."""
 
     def __init__(self, captured: CapturedFunction):
-        self._step = tf.function(captured.user_step, reduce_retracing=True)
+        fed = [one for one in captured.item.inputs if one.kind != "state"]
+        signature = [tf.TensorSpec(one.shape, one.dtype) for one in fed]  # For any batch size, as it was captured.
+        self._step = tf.function(captured.user_step, input_signature=signature)
         self._result = captured.result
 
     def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:

@@ -243,7 +243,7 @@ BY_OP: Mapping[str, Mapping[str, Draw]] = {
         "grad": _values((EXAMPLES, 3, 3, 3, 3)),
     },
     **_each(("MatrixSolve", "MatrixTriangularSolve"), {
-        "matrix": _values((3, 3), low=1, high=2), "rhs": _values((3, 2)),
+        "matrix": _values((3, 3), low=1, high=2), "rhs": _values((3, 2), (3, EXAMPLES)),
     }),
     **_each(("IRFFT", "RFFT"), {
         "input": _values((EXAMPLES, 4), (EXAMPLES, 2, 4), (EXAMPLES,)), "fft_length": _small(np.array([4], np.int32)),

@@ -14,6 +14,7 @@ from tensorflow.python.framework import op_def_registry
 
 from autodist_py.kernel.analysis.batch_layout.layouts import (
     COUNT,
+    MIXED,
     PARTIAL_MEAN,
     PARTIAL_SUM,
     REPLICATED,
@@ -36,6 +37,7 @@ class Sample:
         op: the op.
         values: its inputs, in order.
         layouts: of each.
+        axes: along which the examples of each stand that has rows, or is MIXED: as SHARDED, along another axis than 0.
         blocks: of each that has rows, or tells their number: how many each example has.
         constant: which are known to the rules.
         parts: how many examples each replica has.
@@ -44,13 +46,15 @@ class Sample:
     op: tf.Operation
     values: tuple[np.ndarray, ...]
     layouts: tuple[BatchLayout, ...]
+    axes: tuple[int, ...]
     blocks: tuple[int | None, ...]
     constant: tuple[bool, ...]
     parts: tuple[int, ...]
 
     def __str__(self) -> str:
-        inputs = zip(self.layouts, self.values, self.constant, strict=True)
-        return f"{self.parts} of {[(one.name, value, known) for one, value, known in inputs]} by {self.op.node_def}"
+        inputs = zip(self.layouts, self.axes, self.values, self.constant, strict=True)
+        told = [(one.name, axis, value, known) for one, axis, value, known in inputs]
+        return f"{self.parts} of {told} by {self.op.node_def}"
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The results, given these inputs."""
@@ -65,19 +69,21 @@ class Sample:
     def of_replicas(self, rng: np.random.Generator, combined: Collection[int]) -> Iterator[list[np.ndarray]]:
         """The inputs of each replica; those `combined` are the whole batch's."""
         own = [
-            [value] * len(self.parts) if index in combined else _parts(rng, value, layout, block or 1, self.parts)
-            for index, (value, layout, block) in enumerate(zip(self.values, self.layouts, self.blocks, strict=True))
+            [value] * len(self.parts) if index in combined else _parts(rng, value, layout, axis, block or 1, self.parts)
+            for index, (value, layout, axis, block) in enumerate(
+                zip(self.values, self.layouts, self.axes, self.blocks, strict=True)
+            )
         ]
         return ([inputs[replica] for inputs in own] for replica in range(len(self.parts)))
 
 
 def _parts(
-    rng: np.random.Generator, value: np.ndarray, layout: BatchLayout, block: int, parts: Sequence[int]
+    rng: np.random.Generator, value: np.ndarray, layout: BatchLayout, axis: int, block: int, parts: Sequence[int]
 ) -> list[np.ndarray]:
     if layout is REPLICATED:
         return [value] * len(parts)
-    if layout is SHARDED:
-        return np.split(value, np.cumsum(parts)[:-1] * block)
+    if layout in (SHARDED, MIXED):
+        return np.split(value, np.cumsum(parts)[:-1] * block, axis)
     if layout is COUNT:
         return [np.asarray(value // EXAMPLES * own, value.dtype) for own in parts]
     if layout is SHAPE:
@@ -95,16 +101,25 @@ def _parts(
 _TYPES = ("float64", "float64", "float64", "int32", "bool", "float32", "complex128", "int64")
 
 
-def samples(op_type: str, seed: int, tries: int) -> Iterator[Sample]:
-    """Samples of `op_type` that TensorFlow computes, of so many that are tried."""
+def samples(op_type: str, seed: int, tries: int, *, turned: bool = False) -> Iterator[Sample]:
+    """Samples of `op_type` that TensorFlow computes, of so many that are tried.
+
+    Args:
+        op_type: of the op.
+        seed: for another one other samples are drawn.
+        tries: how many are drawn.
+        turned: whether the examples may stand along any axis that is as long as they are many; else along axis 0.
+    """
     rng = np.random.default_rng(seed)
     definition = op_def_registry.get(op_type)
     for _ in range(tries):
         drawn = _drawn(rng, definition)
         if drawn is None:
             continue
+        if turned:
+            _turn(rng, drawn)
         try:
-            sample = _built(rng, definition, drawn)
+            sample = _built(rng, definition, drawn, turned=turned)
             sample.run(sample.values)
         except (tf.errors.OpError, ValueError, TypeError):
             continue
@@ -140,6 +155,14 @@ def _drawn(rng: np.random.Generator, definition: Any) -> Drawn | None:
     return drawn
 
 
+def _turn(rng: np.random.Generator, drawn: Drawn) -> None:
+    """Let most inputs of most samples have their first axis elsewhere."""
+    axis = int(rng.integers(4))
+    for name, value in drawn.inputs.items():
+        if isinstance(value, np.ndarray) and value.ndim > axis and name not in BY_NAME and rng.integers(8):
+            drawn.inputs[name] = np.moveaxis(value, 0, axis)
+
+
 def _at_random(rng: np.random.Generator, drawn: Drawn, beside: Sequence[np.ndarray]) -> np.ndarray:
     before = [one for one in (*drawn.inputs.values(), *beside) if not isinstance(one, list)]
     if before and rng.integers(5) < 3:
@@ -168,7 +191,7 @@ def _cast(value: np.ndarray, dtype: tf.DType) -> np.ndarray:
     return value if dtype == tf.string else np.asarray(value).astype(dtype.as_numpy_dtype)
 
 
-def _built(rng: np.random.Generator, definition: Any, drawn: Drawn) -> Sample:
+def _built(rng: np.random.Generator, definition: Any, drawn: Drawn, *, turned: bool) -> Sample:
     """The op in a graph.
 
     Raises:
@@ -176,17 +199,21 @@ def _built(rng: np.random.Generator, definition: Any, drawn: Drawn) -> Sample:
     """
     values: list[np.ndarray] = []
     layouts: list[BatchLayout] = []
+    axes: list[int] = []
     constant: list[bool] = []
 
     def placed(name: str, value: np.ndarray) -> tf.Tensor:
-        layout = _layout(rng, value, name)
+        layout, axis = _layout_anywhere(rng, value, name) if turned else (_layout(rng, value, name), 0)
         values.append(value)
         layouts.append(layout)
+        axes.append(axis)
         constant.append(layout is REPLICATED and (value.dtype.kind in "iu" or bool(rng.integers(2))))
         if constant[-1]:
             return tf.constant(value)
         dtype = tf.string if value.dtype == object else tf.as_dtype(value.dtype)
-        return tf.compat.v1.placeholder(dtype, [None, *value.shape[1:]] if layout is SHARDED else value.shape)
+        has_examples = layout in (SHARDED, MIXED)
+        sizes = [None if has_examples and at == axis else size for at, size in enumerate(value.shape)]
+        return tf.compat.v1.placeholder(dtype, sizes)
 
     with tf.Graph().as_default() as graph:
         given = [
@@ -202,6 +229,7 @@ def _built(rng: np.random.Generator, definition: Any, drawn: Drawn) -> Sample:
         op=graph.get_operation_by_name("op"),
         values=tuple(values),
         layouts=tuple(layouts),
+        axes=tuple(axes),
         blocks=tuple(_block(value, layout) for value, layout in zip(values, layouts, strict=True)),
         constant=tuple(constant),
         parts=PARTS[rng.integers(len(PARTS))],
@@ -232,6 +260,16 @@ def _layout(rng: np.random.Generator, value: np.ndarray, name: str) -> BatchLayo
     if value.dtype.kind == "f" and choice < 4:
         return PARTIAL_SUM if choice < 2 else PARTIAL_MEAN
     return REPLICATED
+
+
+def _layout_anywhere(rng: np.random.Generator, value: np.ndarray, name: str) -> tuple[BatchLayout, int]:
+    """A layout, and the axis of the examples."""
+    axes = [axis for axis, size in enumerate(value.shape) if size == EXAMPLES]
+    layout = _layout(rng, value, name)
+    if not axes or name in BY_NAME or layout in (SHAPE, COUNT):
+        return (REPLICATED if layout is SHARDED else layout), 0
+    axis = axes[rng.integers(len(axes))]
+    return (REPLICATED, 0) if not rng.integers(5) else ((MIXED, axis) if axis else (SHARDED, 0))
 
 
 def _block(value: np.ndarray, layout: BatchLayout) -> int | None:

@@ -111,7 +111,7 @@ ADDS_SUM = Mixture("adds a sum over examples to what is a mean, or is of each ex
 def along(operands: Operands, reads: tuple[Along | None, ...]) -> Found:
     """What the op makes of what goes along the examples like `reads`."""
     counts = any(read is not None and read.counts for read in reads)
-    rule = (_OF_NUMBERS if counts else _RULES).get(operands.node.op)
+    rule = (_OF_NUMBERS if counts else RULES).get(operands.node.op)
     known = tuple(read for read in reads if read is not None)
     if rule is None or len(known) < len(reads) or None in operands.ranks:
         return None
@@ -146,7 +146,7 @@ def _is_uneven(read: Along) -> bool:
 
 def is_followed(op_type: str) -> bool:
     """Whether there is a rule for ops of this type."""
-    return op_type in _RULES
+    return op_type in RULES
 
 
 def _joined(reads: tuple[Along, ...], axes: frozenset[int]) -> Along:
@@ -283,6 +283,14 @@ def _on_axis(of: Callable[[Operands], frozenset[int] | None], *, linear: bool = 
     return rule
 
 
+def _places(operands: Operands, reads: tuple[Along, ...]) -> Found:
+    """Of the places of extremes along an axis, which is gone."""
+    found, gone = _on_axis(_axes, sorts=True)(operands, reads), _axes(operands)
+    if not isinstance(found, Along) or gone is None:
+        return found
+    return replace(found, axes=frozenset(axis - sum(one < axis for one in gone) for axis in found.axes))
+
+
 def _last(operands: Operands) -> frozenset[int] | None:
     return None if operands.ranks[0] is None else frozenset({operands.ranks[0] - 1})
 
@@ -409,9 +417,10 @@ def _strided_slice(operands: Operands, reads: tuple[Along, ...]) -> Found:
         elif is_new:
             at += 1
         else:
-            if not masks["shrink_axis"] >> index & 1:
+            is_one = masks["shrink_axis"] >> index & 1
+            if not is_one:
                 moved[own], at = at, at + 1
-            if strides[index] != 1 or not (masks["begin"] & masks["end"]) >> index & 1:
+            if is_one or strides[index] != 1 or not (masks["begin"] & masks["end"]) >> index & 1:
                 whole.discard(own)
             own += 1
     moved |= {axis: at + axis - own for axis in range(own, rank)}
@@ -553,7 +562,7 @@ _PASSES = ("CheckNumerics", "EnsureShape", "Identity", "Neg", "PreventGradient",
 _OF_MATRICES = ("Cholesky", "LogMatrixDeterminant", "MatrixDeterminant", "MatrixInverse")
 _ELEMENTWISE = frozenset(op for op, rule in ARITHMETIC.items() if rule in (ARITHMETIC["Exp"], ARITHMETIC["Maximum"]))
 
-_RULES: Mapping[str, _Rule] = {
+RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(sorted(_ELEMENTWISE), _nonlinear),
     **dict.fromkeys(_GATES, _comparison),
     **dict.fromkeys(_TERMS, _linear_sum),
@@ -562,7 +571,7 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("Sum", "Mean"), _linear_reduction),
     **dict.fromkeys(("Max", "Min", "Prod"), _extreme),
     **dict.fromkeys(("LogSoftmax", "Softmax"), _on_axis(_last)),
-    **dict.fromkeys(("ArgMax", "ArgMin"), _on_axis(_axes, sorts=True)),
+    **dict.fromkeys(("ArgMax", "ArgMin"), _places),
     **dict.fromkeys(("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"), _cross_entropy),
     **dict.fromkeys(("MatMul", "BatchMatMulV2", "BatchMatMulV3"), _matmul),
     **dict.fromkeys(_OF_MATRICES, lambda operands, reads: OF_POOLED if reads[0].is_pooled else None),

@@ -1,7 +1,7 @@
 """The rules of batch layouts, each against its definition: what replicas make of their parts, joined, is the whole."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,8 +12,6 @@ from autodist_py.kernel.analysis.batch_layout.back_propagation import BACK_PROPA
 from autodist_py.kernel.analysis.batch_layout.layouts import (
     COUNT,
     MIXED,
-    PARTIAL_MEAN,
-    PARTIAL_SUM,
     REPLICATED,
     SHAPE,
     SHARDED,
@@ -25,6 +23,7 @@ from autodist_py.kernel.analysis.batch_layout.linear import LINEAR
 from autodist_py.kernel.analysis.batch_layout.movement import LAYOUT
 from autodist_py.kernel.analysis.batch_layout.rules import layout_of
 from autodist_py.kernel.ir.graph import SEED_INPUT, SEEDED_RANDOM
+from tests.support.rule_results import FAILS_ON_NONE, JOINED, SINGLE, difference, joined
 from tests.support.rule_samples import Sample, samples
 
 OF_RESOURCES = frozenset({"LookupTableFindV2", "ResourceGather", "ResourceGatherNd"})
@@ -35,13 +34,6 @@ KNOWN = sorted(
 """But for those of which each replica has numbers of its own, and for those of resources, which have a twin here."""
 
 TRIED, ENOUGH = 100, 2
-SINGLE = frozenset(map(np.dtype, (np.float32, np.complex64)))
-FAILS_ON_NONE = frozenset(
-    {"Conv2D", "Conv3D", "DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropFilter", "FusedBatchNormV3"}
-)
-"""Of no rows the first three return another shape, in float32 by oneDNN; the next one returns what stood in memory
-before, and the last one NaN for what it is given."""
-JOINED = frozenset({COUNT, PARTIAL_MEAN, PARTIAL_SUM, REPLICATED, SHAPE, SHARDED})
 
 
 def layouts_of(sample: Sample) -> tuple[BatchLayout, ...]:
@@ -65,32 +57,6 @@ def combined(sample: Sample, found: Sequence[BatchLayout]) -> list[int]:
         for index, layout in enumerate(sample.layouts)
         if layout not in (SHARDED, REPLICATED) and not (index == takes and layout in (SHAPE, COUNT))
     ]
-
-
-def joined(layout: BatchLayout, own: Sequence[np.ndarray], parts: Sequence[int]) -> Iterator[np.ndarray]:
-    """The value for the whole batch, from those of the replicas: all that it must be."""
-    if layout is REPLICATED:
-        yield from own
-    elif layout is SHARDED:
-        yield np.concatenate(own)
-    elif layout is PARTIAL_MEAN:
-        yield np.sum([value * part / sum(parts) for value, part in zip(own, parts, strict=True) if part], axis=0)
-    elif layout is SHAPE:
-        for value in own:
-            yield np.array([sum(one[0] for one in own), *value[1:]])
-    else:
-        yield sum(own[1:], own[0])
-
-
-def difference(value: np.ndarray, wanted: np.ndarray) -> float:
-    if value.shape != wanted.shape:
-        return float("inf")
-    if value.dtype.kind not in "fc":
-        return float(not np.array_equal(value, wanted))
-    exact = np.isclose(value, wanted, rtol=0.0, atol=0.0, equal_nan=True)
-    size = 1.0 + np.abs(np.nan_to_num(wanted)).max(initial=0.0)
-    with np.errstate(invalid="ignore"):
-        return float(np.where(exact, 0.0, np.abs(value - wanted) / size).max(initial=0.0))
 
 
 def check(sample: Sample, found: Sequence[BatchLayout], rng: np.random.Generator) -> bool:

@@ -17,10 +17,11 @@ class OneDeviceStep:
     goes_among = ""
     """No other programs: the run ends after a few steps."""
 
-    def __init__(self, captured: CapturedFunction):
+    def __init__(self, captured: CapturedFunction, *, any_size: bool):
+        """Of that function, traced for any number of examples, as `fit` does; else for those that it is given."""
         fed = [one for one in captured.item.inputs if one.kind != "state"]
-        signature = [tf.TensorSpec(one.shape, one.dtype) for one in fed]  # For any batch size, as it was captured.
-        self._step = tf.function(captured.user_step, input_signature=signature)
+        signature = [tf.TensorSpec(one.shape, one.dtype) for one in fed] if any_size else None
+        self._step = tf.function(captured.user_step, input_signature=signature, reduce_retracing=True)
         self._result = captured.result
 
     def run(self, feeds: Sequence[tf.Tensor]) -> list[Any]:

@@ -90,7 +90,7 @@ class Plain(Recorded):
     """Steps are run on one device as TensorFlow does, and recorded: with these the others are compared."""
 
     def _program(self, name: str, captured: CapturedFunction, *, together: bool) -> Program:
-        return OneDeviceStep(captured)
+        return OneDeviceStep(captured, any_size=together)  # A step of `fit`.
 
     def session_programs(self, scope: GraphScope) -> SessionPrograms:
         """See Mode."""

@@ -124,29 +124,31 @@ def _needs(program: Program, event: Event, plans: ServerPlans | None, place: int
     found = set(map(op_of, event.needs))
     if plans is None or not isinstance(event, Exchange) or event.lookups:
         return found
-    mirrored_ops = _mirrored(plans, event, place)
-    return found | awaited(program.analysis.captured, event, plans, mirrored_ops)
+    return found | awaited(program.analysis.captured, event, plans, place)
 
 
-def awaited(view: GraphView, exchange: Exchange, plans: ServerPlans, mirrored_ops: frozenset[str]) -> frozenset[str]:
+def awaited(view: GraphView, exchange: Exchange, plans: ServerPlans, worker: int | None) -> frozenset[str]:
     """The ops of the captured graph that a worker runs before it sends the message of an exchange that is no lookup.
 
     They are the reads of variables that the exchange writes, and what the ops that the server runs in the worker's
-    place wait for. Where these wait for a mirrored op, the server has run its own: the worker's may wait for another
-    server, whose message would wait for this one.
+    place wait for. In the place of a mirrored op it is what that waits for: the server has run its own, and the
+    worker's may wait for another server.
 
     Args:
         view: the captured graph.
         exchange: the exchange.
         plans: how the step is divided.
-        mirrored_ops: ops that write what the update reads, where the server's update is the only one to run them.
+        worker: its rank; on the server's own worker the mirrored ops, too, are run in its place. None: another worker.
     """
-    run_there = (plans.server_ops | mirrored_ops) & exchange.ops
-    behind = _descendants(view, run_there)
-    run_too = _mirrored(plans, exchange, exchange.server)
-    before = run_there | (run_too & exchange.ops)
-    waited_for = {op_of(name) for op in before for name in view.nodes[op].input if name.startswith("^")}
-    return exchange.read_before | ((waited_for & plans.worker_ops) - behind - run_there - run_too)
+    mirrored = _mirrored(plans, exchange, exchange.server)
+    run_there = (plans.server_ops | _mirrored(plans, exchange, worker)) & exchange.ops
+    waited_for, pending = set[str](), set(run_there)
+    while pending:
+        found = {op_of(name) for op in pending for name in view.nodes[op].input if name.startswith("^")} - waited_for
+        waited_for |= found
+        pending = (found & mirrored) - run_there
+    waited_for &= plans.worker_ops - run_there - mirrored
+    return exchange.read_before | (waited_for - _descendants(view, run_there))
 
 
 def _gives(program: Program, event: Event, plans: ServerPlans | None, place: int | None) -> set[str]:

@@ -228,10 +228,10 @@ def _follow(edits: Edits, enqueue: str, dequeue: str, previous: str | None) -> s
 
 def _waited_for(program: Program, divided: ServerPlans, plan: ServerPlan, exchange: Exchange) -> Iterator[str]:
     """The ops that the message waits for: those of the captured graph, and the kernel's own ones before the update."""
-    captured = program.analysis.captured
-    mirrored_ops = plan.mirrored_ops if plan.worker == program.topology.worker else frozenset()
-    for op in sorted(awaited(captured, exchange, divided, mirrored_ops)):
+    captured, worker = program.analysis.captured, program.topology.worker
+    for op in sorted(awaited(captured, exchange, divided, worker)):
         yield from program.copies(op)
+    mirrored_ops = plan.mirrored_ops if plan.worker == worker else frozenset()
     for op in sorted((divided.server_ops | mirrored_ops) & exchange.ops):
         for copy_ in program.copies(op):
             for name in program.graph.nodes[copy_].input:

@@ -170,10 +170,7 @@ class _Inlined:
         ]
 
     def last_uses(self, first: int = 0) -> list[str]:
-        """The ops that use variables, from the `first` use on, for which no other of them waits.
-
-        Who waits for these waits for all. A worker has no need of a read whose write a server does.
-        """
+        """Those uses from the `first` on for which no other of them waits: who waits for these waits for all."""
         ops = [use.op for use in self.uses[first:]]
         waited_for = self._behind(op_of(name) for op in ops for name in self.nodes[op].input)
         return [op for op in ops if op not in waited_for]

@@ -128,6 +128,14 @@ def test_a_step_that_depends_on_the_clock_is_reported_with_what_parts_first(tmp_
 
 
 @pytest.mark.timeout(160)
+def test_what_a_step_function_reads_of_a_static_size_is_not_that_of_a_tf_function(tmp_path):
+    """A step is captured for any number of examples; a tf.function is traced for those of a call."""
+    done = verify(FUNCTION.format(seed=1, loss="hidden * (x.shape[0] or 1.0)"), folder=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "different: 'result 0 (" in done.stdout
+
+
+@pytest.mark.timeout(160)
 def test_other_data_in_each_run_are_not_compared(tmp_path):
     done = verify(FUNCTION.format(seed="", loss="hidden"), "--workers", 1, folder=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr

@@ -90,17 +90,24 @@ def test_a_counter_is_that_of_one_device(cluster: Cluster, case: str, builder: s
     same(cluster.run(train, program=case, builder=builder))
 
 
+def network() -> tuple[tuple[tf.Tensor, ...], tuple[tf.Variable, ...], tf.Tensor]:
+    """What a graph is fed, its weights, and their loss."""
+    x, y = (tf.compat.v1.placeholder(tf.float64, (None, columns)) for columns in (3, 2))
+    first, second = (
+        tf.compat.v1.get_variable(name, shape, tf.float64, use_resource=True) for name, shape in SHAPES.items()
+    )
+    return (x, y), (first, second), tf.reduce_mean(tf.square(tf.tanh(x @ first) @ second - y))
+
+
+def counter(name: str) -> tf.Variable:
+    return tf.compat.v1.get_variable(name, (), tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
+
+
 def guarded_graph() -> GraphTraining:
     """A check of a weight, and rates that are made of the counter: each stands in branches of TensorFlow 1."""
     with control_flow_of_tensorflow_1():
-        x, y = (tf.compat.v1.placeholder(tf.float64, (None, columns)) for columns in (3, 2))
-        first, second = (
-            tf.compat.v1.get_variable(name, shape, tf.float64, use_resource=True) for name, shape in SHAPES.items()
-        )
-        count = tf.compat.v1.get_variable(
-            "count", (), tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True
-        )
-        loss = tf.reduce_mean(tf.square(tf.tanh(x @ first) @ second - y))
+        feeds, (first, second), loss = network()
+        count = counter("count")
         with tf.control_dependencies([tf.compat.v1.Assert(tf.reduce_all(first < 9.0), [first])]):
             loss = tf.identity(loss)
         rate = tf.cond(
@@ -115,21 +122,14 @@ def guarded_graph() -> GraphTraining:
         updates = [weight.assign_sub(rate * one) for weight, one in zip((first, second), gradients, strict=True)]
         with tf.control_dependencies(updates):
             counted = count.assign_add(1)
-    return GraphTraining((x, y), tf.group(*updates, counted), loss)
+    return GraphTraining(feeds, tf.group(*updates, counted), loss)
 
 
 def overwritten_graph() -> GraphTraining:
     """The weights are updated; every other step, a branch of TensorFlow 1 halves one and counts by itself."""
     with control_flow_of_tensorflow_1():
-        x, y = (tf.compat.v1.placeholder(tf.float64, (None, columns)) for columns in (3, 2))
-        first, second = (
-            tf.compat.v1.get_variable(name, shape, tf.float64, use_resource=True) for name, shape in SHAPES.items()
-        )
-        count, halved = (
-            tf.compat.v1.get_variable(name, (), tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True)
-            for name in ("count", "halved")
-        )
-        loss = tf.reduce_mean(tf.square(tf.tanh(x @ first) @ second - y))
+        feeds, (first, second), loss = network()
+        count, halved = counter("count"), counter("halved")
         counting = tf.cond(
             tf.equal(count.read_value() % 2, 0), lambda: tf.group(halved.assign_add(1)), lambda: tf.no_op()
         )
@@ -145,20 +145,14 @@ def overwritten_graph() -> GraphTraining:
             )
         with tf.control_dependencies([halving]):
             counted = count.assign_add(1)
-    return GraphTraining((x, y), tf.group(*updates, counted), loss)
+    return GraphTraining(feeds, tf.group(*updates, counted), loss)
 
 
 def clipped_graph() -> GraphTraining:
     """A norm over all gradients clips them; of it each is scaled in a branch, by a constant or the counter."""
     with control_flow_of_tensorflow_1():
-        x, y = (tf.compat.v1.placeholder(tf.float64, (None, columns)) for columns in (3, 2))
-        first, second = (
-            tf.compat.v1.get_variable(name, shape, tf.float64, use_resource=True) for name, shape in SHAPES.items()
-        )
-        count = tf.compat.v1.get_variable(
-            "count", (), tf.int64, tf.zeros_initializer(), trainable=False, use_resource=True
-        )
-        loss = tf.reduce_mean(tf.square(tf.tanh(x @ first) @ second - y))
+        feeds, (first, second), loss = network()
+        count = counter("count")
         clipped, norm = tf.clip_by_global_norm(tf.gradients(loss, [first, second]), 0.5)
         even = tf.equal(count.read_value() % 2, 0)
 
@@ -172,7 +166,7 @@ def clipped_graph() -> GraphTraining:
         updates = [weight.assign_sub(step(one)) for weight, one in zip((first, second), clipped, strict=True)]
         with tf.control_dependencies(updates):
             counted = count.assign_add(1)
-    return GraphTraining((x, y), tf.group(*updates, counted), loss * norm)
+    return GraphTraining(feeds, tf.group(*updates, counted), loss * norm)
 
 
 GRAPHS = {one.__name__: one for one in (guarded_graph, overwritten_graph, clipped_graph)}

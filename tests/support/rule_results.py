@@ -13,8 +13,9 @@ from autodist_py.kernel.analysis.batch_layout.layouts import (
     SHARDED,
     BatchLayout,
 )
+from tests.support.rule_samples import Sample
 
-SINGLE = frozenset(map(np.dtype, (np.float32, np.complex64)))
+_SINGLE = frozenset(map(np.dtype, (np.float32, np.complex64)))
 FAILS_ON_NONE = frozenset(
     {"Conv2D", "Conv3D", "DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropFilter", "FusedBatchNormV3"}
 )
@@ -38,7 +39,14 @@ def joined(layout: BatchLayout, own: Sequence[np.ndarray], parts: Sequence[int])
         yield sum(own[1:], own[0])
 
 
-def difference(value: np.ndarray, wanted: np.ndarray) -> float:
+def require_same(value: np.ndarray, wanted: np.ndarray, sample: Sample, found: object) -> None:
+    """Compare what replicas' results make together with one device's."""
+    kinds = {value.dtype, *(one.dtype for one in sample.values)}
+    tolerance = 1e-4 if kinds & _SINGLE else 1e-9
+    assert _difference(np.asarray(value), wanted) <= tolerance, f"{found}, {value} for {wanted}: {sample}"
+
+
+def _difference(value: np.ndarray, wanted: np.ndarray) -> float:
     if value.shape != wanted.shape:
         return float("inf")
     if value.dtype.kind not in "fc":

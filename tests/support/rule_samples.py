@@ -76,6 +76,18 @@ class Sample:
         ]
         return ([inputs[replica] for inputs in own] for replica in range(len(self.parts)))
 
+    def run_parts(self, rng: np.random.Generator, combined: Collection[int]) -> list[list[np.ndarray]] | None:
+        """The results of each replica; None: the op fails on no examples, as it may."""
+        own = []
+        for inputs, part in zip(self.of_replicas(rng, combined), self.parts, strict=True):
+            try:
+                own.append(self.run(inputs))
+            except (tf.errors.OpError, ValueError):
+                if part:
+                    raise
+                return None
+        return own
+
 
 def _parts(
     rng: np.random.Generator, value: np.ndarray, layout: BatchLayout, axis: int, block: int, parts: Sequence[int]

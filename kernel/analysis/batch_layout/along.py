@@ -8,7 +8,7 @@ that meet, is in `alignment`.
 It is long, as it is one table of rules.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
@@ -231,9 +231,13 @@ def _reduced(operands: Operands, read: Along, axes: frozenset[int] | None) -> tu
     if axes is None or rank is None:
         return None
     keeps = operands.node.attr["keep_dims"].b
-    kept = [axis for axis in range(rank) if axis not in axes]
-    left = frozenset(axis if keeps else kept.index(axis) for axis in read.axes - axes)
-    return left, bool(read.axes & axes)
+    left = read.axes - axes
+    return left if keeps else _without(left, axes), bool(read.axes & axes)
+
+
+def _without(axes: frozenset[int], gone: Collection[int]) -> frozenset[int]:
+    """Where `axes` are when those `gone`, which are others, are no more."""
+    return frozenset(axis - sum(one < axis for one in gone) for axis in axes)
 
 
 def _axes(operands: Operands) -> frozenset[int] | None:
@@ -286,9 +290,7 @@ def _on_axis(of: Callable[[Operands], frozenset[int] | None], *, linear: bool = 
 def _places(operands: Operands, reads: tuple[Along, ...]) -> Found:
     """Of the places of extremes along an axis, which is gone."""
     found, gone = _on_axis(_axes, sorts=True)(operands, reads), _axes(operands)
-    if not isinstance(found, Along) or gone is None:
-        return found
-    return replace(found, axes=frozenset(axis - sum(one < axis for one in gone) for axis in found.axes))
+    return replace(found, axes=_without(found.axes, gone)) if isinstance(found, Along) and gone else found
 
 
 def _last(operands: Operands) -> frozenset[int] | None:
@@ -366,8 +368,7 @@ def _squeeze(operands: Operands, reads: tuple[Along, ...]) -> Found:
     if rank is None or not gone:
         return None
     taken = {axis % rank for axis in gone}
-    kept = [axis for axis in range(rank) if axis not in taken]
-    return None if taken & reads[0].axes else _joined(reads[:1], frozenset(map(kept.index, reads[0].axes)))
+    return None if taken & reads[0].axes else _joined(reads[:1], _without(reads[0].axes, taken))
 
 
 def _reshape(operands: Operands, reads: tuple[Along, ...]) -> Found:
@@ -467,7 +468,7 @@ def _unpack(operands: Operands, reads: tuple[Along, ...]) -> Found:
     axis = operands.node.attr["axis"].i % (operands.ranks[0] or 1)
     if axis in reads[0].axes or reads[0].both:
         return None
-    return _joined(reads, frozenset(own - (own > axis) for own in reads[0].axes))
+    return _joined(reads, _without(reads[0].axes, {axis}))
 
 
 def _layer(operands: Operands, reads: tuple[Along, ...]) -> Found:

@@ -95,21 +95,22 @@ UPDATE = ("read = Const()", "before = Const()", "update = Neg(read, ^before)", "
 def test_a_message_waits_for_reads_and_for_what_the_workers_own_ops_do_before_the_update(worker_ops, found):
     plans = ServerPlans((), frozenset({"update"}), frozenset(worker_ops), frozenset())
     one = exchange(ops=frozenset({"update"}), read_before=frozenset({"read"}))
-    assert awaited(GraphView(parsed(*UPDATE)), one, plans, frozenset()) == found
+    assert awaited(GraphView(parsed(*UPDATE)), one, plans, None) == found
 
 
 def test_a_message_does_not_wait_for_what_waits_for_the_update():
     lines = (*UPDATE, "later = NoOp(^after)")
     plans = ServerPlans((), frozenset({"update", "later"}), frozenset({"before", "after"}), frozenset())
     one = exchange(ops=frozenset({"update", "later"}))
-    assert awaited(GraphView(parsed(*lines)), one, plans, frozenset()) == {"before"}
+    assert awaited(GraphView(parsed(*lines)), one, plans, None) == {"before"}
 
 
 def test_what_a_server_counts_waits_on_the_servers_own_worker_too():
     plan = ServerPlan(0, (), (), frozenset({"update"}))
     plans = ServerPlans((plan,), frozenset(), frozenset({"read", "before", "after"}), frozenset())
     counted = exchange(ops=frozenset({"update"}), gives=("before",))
-    assert awaited(GraphView(parsed(*UPDATE)), counted, plans, plan.mirrored_ops) == {"before"}
+    assert awaited(GraphView(parsed(*UPDATE)), counted, plans, None) == set()
+    assert awaited(GraphView(parsed(*UPDATE)), counted, plans, plan.worker) == {"before"}
     assert waits(chain(*UPDATE), [counted], plans).cycle == (0,)
     assert waits(chain(*UPDATE), [replace(counted, gives=())], plans).cycle == ()
 
@@ -121,8 +122,8 @@ def test_a_message_waits_for_what_the_workers_own_count_waits_for_and_not_for_th
     plan = ServerPlan(0, (), (), frozenset({"count"}))
     plans = ServerPlans((plan,), frozenset({"a"}), frozenset({"before", "count"}), frozenset())
     graph = GraphView(parsed(*COUNT))
-    assert awaited(graph, exchange(ops=frozenset({"count", "a"})), plans, frozenset()) == {"before"}
-    assert awaited(graph, exchange(ops=frozenset({"a"})), plans, frozenset()) == set()  # It was counted before.
+    for ops in ({"count", "a"}, {"a"}):  # It may have been counted in an earlier exchange.
+        assert awaited(graph, exchange(ops=frozenset(ops)), plans, None) == {"before"}
 
 
 def test_two_servers_that_both_count_do_not_wait_for_one_another():

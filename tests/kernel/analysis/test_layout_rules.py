@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from autodist_py.kernel.analysis.batch_layout.arithmetic import ARITHMETIC
 from autodist_py.kernel.analysis.batch_layout.back_propagation import BACK_PROPAGATION
@@ -23,7 +22,7 @@ from autodist_py.kernel.analysis.batch_layout.linear import LINEAR
 from autodist_py.kernel.analysis.batch_layout.movement import LAYOUT
 from autodist_py.kernel.analysis.batch_layout.rules import layout_of
 from autodist_py.kernel.ir.graph import SEED_INPUT, SEEDED_RANDOM
-from tests.support.rule_results import FAILS_ON_NONE, JOINED, SINGLE, difference, joined
+from tests.support.rule_results import FAILS_ON_NONE, JOINED, joined, require_same
 from tests.support.rule_samples import Sample, samples
 
 OF_RESOURCES = frozenset({"LookupTableFindV2", "ResourceGather", "ResourceGatherNd"})
@@ -64,21 +63,14 @@ def check(sample: Sample, found: Sequence[BatchLayout], rng: np.random.Generator
     if 0 in sample.parts and sample.op.type in FAILS_ON_NONE:
         return False
     whole = sample.run(sample.values)
-    own = []
-    for inputs, part in zip(sample.of_replicas(rng, combined(sample, found)), sample.parts, strict=True):
-        try:
-            own.append(sample.run(inputs))
-        except (tf.errors.OpError, ValueError):
-            if part:
-                raise
-            return False  # On nothing an op may fail.
+    own = sample.run_parts(rng, combined(sample, found))
+    if own is None:
+        return False
     for index, (layout, wanted) in enumerate(zip(found, whole, strict=True)):
         if layout not in JOINED:
             continue
         for value in joined(layout, [results[index] for results in own], sample.parts):
-            kinds = {value.dtype, *(one.dtype for one in sample.values)}
-            tolerance = 1e-4 if kinds & SINGLE else 1e-9
-            assert difference(np.asarray(value), wanted) <= tolerance, f"{found}, {value} for {wanted}: {sample}"
+            require_same(value, wanted, sample, found)
     return not JOINED.isdisjoint(found)
 
 

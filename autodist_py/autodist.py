@@ -226,8 +226,9 @@ class AutoDist:
 
         Args:
             function: computes one training step of one device: a Python function, a method or a tf.function.
-            batched: the names of the arguments whose first dimension is the batch; None: the first array argument, and
-                those that share its leading size.
+            batched: the names of the arguments whose first dimension is a batch; None: the first array argument, and
+                those that share its leading size. Batches of other sizes (labelled examples and others, say) are cut
+                in the same proportions.
 
         Returns:
             A function that is called alike, trains on the global batch, and returns what one device would have.

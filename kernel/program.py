@@ -79,8 +79,8 @@ class Batch:
         rows: number of examples (int64) that each local replica counts for: its own, or 1 where the step has none.
         total: their sum (int64) over all workers.
         places: where the local replicas' examples stand among those of the step, if that is asked for: the number
-            (int64) of all, of those before each replica's, and of each replica's. Iterators may give several numbers of
-            rows, cut in the same proportions: these are counted then.
+            (int64) of all, of those before each replica's, and of each replica's. Several batches may have several
+            numbers of rows, cut in the same proportions: these are counted then.
     """
 
     rows: tuple[str, ...]

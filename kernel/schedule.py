@@ -230,17 +230,15 @@ def _of_data(program: Program) -> Iterator[Event]:
             members=len(program.topology.workers),
             nbytes=tf.int64.size * (1 + hashed),
         )
-    sources = [source.name for source in batched_tensors(program.item, view)]
+    sources = batched_tensors(program.item, view)
     if sources and not is_global:
-        given = {op_of(name) for name in sources} - {read.name for read in reads}
-        lengths = len(sources) - len(given) + bool(given)
         yield CountExamples(
-            needs=tuple(sources),
+            needs=tuple(source.name for source in sources),
             gives=(),
             level=0,
             engine="RING",
             members=len(program.topology.workers),
-            nbytes=tf.int64.size * lengths,
+            nbytes=tf.int64.size * len({source.batch for source in sources}),
         )
 
 

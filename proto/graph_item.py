@@ -136,7 +136,8 @@ class Input:
     """A placeholder op: fed with each step's data (`feed`), or with read-only state (`state`).
 
     A `part` is data of which each local replica is fed its own value; only their types and shapes are alike.
-    The shape is None where the rank is unknown. A batched input's first dimension counts examples.
+    The shape is None where the rank is unknown. A batched input's first dimension counts examples of the `batch`-th
+    batch: inputs of one batch have as many rows each.
     """
 
     name: str
@@ -144,6 +145,7 @@ class Input:
     shape: tuple[int | None, ...] | None
     batched: bool
     kind: str = "feed"
+    batch: int = 0
 
     def __post_init__(self) -> None:
         check_fields(self, error=GraphItemError)
@@ -155,6 +157,11 @@ class Input:
             )
         if self.batched and self.shape == ():
             raise GraphItemError(f"input {self.name!r} is batched, so it needs a first dimension; it is a scalar")
+        if self.batch < 0 or (self.batch and not self.batched):
+            raise GraphItemError(
+                f"input {self.name!r}: batches are numbered from 0, and only a batched input is of another than the "
+                f"first; got batch={self.batch}, batched={self.batched}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +383,12 @@ class GraphItem:
         )
         message.inputs.extend(
             pb.GraphItem.Input(
-                name=one.name, dtype=one.dtype, shape=_shape_to_proto(one.shape), batched=one.batched, kind=one.kind
+                name=one.name,
+                dtype=one.dtype,
+                shape=_shape_to_proto(one.shape),
+                batched=one.batched,
+                kind=one.kind,
+                batch=one.batch,
             )
             for one in self.inputs
         )
@@ -443,7 +455,8 @@ class GraphItem:
             ),
             gradients=gradients,
             inputs=tuple(
-                Input(one.name, one.dtype, _shape_of(one), batched=one.batched, kind=one.kind) for one in message.inputs
+                Input(one.name, one.dtype, _shape_of(one), batched=one.batched, kind=one.kind, batch=one.batch)
+                for one in message.inputs
             ),
             outputs=tuple(
                 Output(one.tensor, one.dtype, _shape_of(one), one.reduction, one.per_replica) for one in message.outputs

@@ -68,18 +68,20 @@ class GraphItem(_message.Message):
         dimensions: _containers.RepeatedCompositeFieldContainer[GraphItem.Dimension]
         def __init__(self, dimensions: _Optional[_Iterable[_Union[GraphItem.Dimension, _Mapping]]] = ...) -> None: ...
     class Input(_message.Message):
-        __slots__ = ("name", "dtype", "shape", "batched", "kind")
+        __slots__ = ("name", "dtype", "shape", "batched", "kind", "batch")
         NAME_FIELD_NUMBER: _ClassVar[int]
         DTYPE_FIELD_NUMBER: _ClassVar[int]
         SHAPE_FIELD_NUMBER: _ClassVar[int]
         BATCHED_FIELD_NUMBER: _ClassVar[int]
         KIND_FIELD_NUMBER: _ClassVar[int]
+        BATCH_FIELD_NUMBER: _ClassVar[int]
         name: str
         dtype: str
         shape: GraphItem.Shape
         batched: bool
         kind: str
-        def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Union[GraphItem.Shape, _Mapping]] = ..., batched: _Optional[bool] = ..., kind: _Optional[str] = ...) -> None: ...
+        batch: int
+        def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Union[GraphItem.Shape, _Mapping]] = ..., batched: _Optional[bool] = ..., kind: _Optional[str] = ..., batch: _Optional[int] = ...) -> None: ...
     class Output(_message.Message):
         __slots__ = ("tensor", "dtype", "shape", "reduction", "per_replica")
         TENSOR_FIELD_NUMBER: _ClassVar[int]

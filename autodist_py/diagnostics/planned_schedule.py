@@ -53,7 +53,8 @@ def _whole_tensors(item: GraphItem, examples: int | None, replicas: int) -> str:
     """The largest tensors that each replica computes of a batch of so many examples; "": none, or it is not known."""
     if examples is None or not gathers_rows(item):
         return ""
-    given = {one.name: (examples, *one.shape[1:]) for one in item.inputs if one.batched and one.shape}
+    batched = (one for one in item.inputs if one.batched and one.shape)
+    given = {one.name: (examples if one.batch == 0 else None, *(one.shape or ())[1:]) for one in batched}
     largest = whole_tensors(item, given, replicas=replicas)[:_MOST_TENSORS]
     rows = [(one.op, one.type, "x".join(map(str, one.shape)) or "scalar", decimal(one.nbytes)) for one in largest]
     return table((f"on each replica, of {examples} examples", "op", "shape", "bytes"), rows) if rows else ""

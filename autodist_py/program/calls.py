@@ -1,16 +1,18 @@
 """`Calls`: what a step function is called with, taken apart into tensors, what is batched of them, and constants."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from inspect import Signature
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from autodist_py.capture.doors.function import Argument, Slot, argument_names
 from autodist_py.proto.errors import CaptureError
+
+_Batches: TypeAlias = tuple[int | None, ...]
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, tf.DType, type, Enum)
 """Types of constants that a signature remembers by their values, at no cost."""
@@ -24,25 +26,26 @@ class Call:
         key: equal for calls that one program serves.
         kind: equal for calls that differ in shapes alone.
         tensors: the tensor arguments, in flat order.
-        batched: which of them are batched: they share the size of their first dimension.
+        batches: for each of them the batch that it is of, from 0; those of one batch share the size of their first
+            dimension. None: it is not batched.
         structure: `(args, kwargs)` with `Slot(i)` in the place of the i-th tensor.
     """
 
     key: tuple[Any, ...]
     kind: tuple[Any, ...]
     tensors: list[tf.Tensor]
-    batched: tuple[bool, ...]
+    batches: tuple[int | None, ...]
     structure: Any
 
     @property
     def examples(self) -> int | None:
-        """The size of the batch; None: no argument is batched."""
-        return next((t.shape[0] for t, is_batched in zip(self.tensors, self.batched, strict=True) if is_batched), None)
+        """The size of the first batch; None: no argument is batched."""
+        return next((t.shape[0] for t, batch in zip(self.tensors, self.batches, strict=True) if batch == 0), None)
 
     @property
     def has_other_sizes(self) -> bool:
         """Whether an array argument is not batched: its first dimension has another size than the first one's."""
-        return any(t.shape.rank and not b for t, b in zip(self.tensors, self.batched, strict=True))
+        return any(t.shape.rank and batch is None for t, batch in zip(self.tensors, self.batches, strict=True))
 
 
 class Calls:
@@ -53,8 +56,8 @@ class Calls:
         self._title = title
         self._signature = signature
         self._batched = None if batched is None else frozenset(batched)
-        self._before: dict[tuple[Any, ...], tuple[bool, ...]] = {}
-        """What was batched in the first call of a kind that could be run."""
+        self._before: dict[tuple[Any, ...], _Batches] = {}
+        """What was batched in the last call of a kind that could be run."""
 
     def take_apart(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         """One call.
@@ -88,38 +91,34 @@ class Calls:
             tuple(constants),
             tuple((t.dtype, s.rank) for t, s in zip(tensors, shapes, strict=True)),
         )
-        batched = self._which_batched(structure, shapes, kind)
-        key = (kind, tuple(tuple(s[1:]) if b else tuple(s) for s, b in zip(shapes, batched, strict=True)), batched)
-        return Call(key, kind, tensors, batched, structure)
+        batches = self._batches(structure, shapes, kind)
+        known = tuple(tuple(s) if b is None else tuple(s[1:]) for s, b in zip(shapes, batches, strict=True))
+        return Call((kind, known, batches), kind, tensors, batches, structure)
 
-    def _which_batched(self, structure: Any, shapes: Sequence[tf.TensorShape], kind: Any) -> tuple[bool, ...]:
-        """Which tensors carry the batch: as the user says, else those that share the first one's leading size.
+    def _batches(self, structure: Any, shapes: Sequence[tf.TensorShape], kind: Any) -> _Batches:
+        """Which tensors carry a batch: those that the user names, else those that share the first one's leading size.
+
+        What the user names may be of several batches: of one are those that had the same size in all calls so far.
 
         Raises:
-            CaptureError: an argument that is, or was in an earlier call, batched has another size than the first; or
-                the user names as batched what is no array argument.
+            CaptureError: the user names none, and an argument that was batched in an earlier call has another size than
+                the first; or the user names as batched what is no array argument.
         """
         sizes = [shape[0] if shape.rank else None for shape in shapes]
+        before = self._before.get(kind)
         if self._batched is not None:
-            wanted = self._named_batched(structure, sizes)
-        elif kind in self._before:
-            wanted = self._before[kind]
-        else:
-            first = next((size for size in sizes if size is not None), None)
-            wanted = tuple(size is not None and size == first for size in sizes)
-        differing = {size for size, is_batched in zip(sizes, wanted, strict=True) if is_batched}
-        if len(differing) > 1:
-            described = ", ".join(str(shape) for shape, is_batched in zip(shapes, wanted, strict=True) if is_batched)
-            advice = (
-                ""
-                if self._batched is not None
-                else (". If one of them is no batch, name those that are: autodist.function(batched=[...])")
-            )
+            are_batched = self._named_batched(structure, sizes)
+            return _numbered(are_batched, list(zip(before or are_batched, sizes, strict=True)))
+        first = next((size for size in sizes if size is not None), None)
+        batches = before or tuple(0 if size is not None and size == first else None for size in sizes)
+        if len({size for size, batch in zip(sizes, batches, strict=True) if batch is not None}) > 1:
+            described = ", ".join(str(shape) for shape, batch in zip(shapes, batches, strict=True) if batch is not None)
             raise CaptureError(
                 f"the batched arguments of '{self._title}' must have the same number of examples (first dimension); "
-                f"received shapes {described}{advice}"
+                f"received shapes {described}. If one of them is no batch, or they are of several batches, name those "
+                "that are batched: autodist.function(batched=[...])"
             )
-        return wanted
+        return batches
 
     def _named_batched(self, structure: Any, sizes: Sequence[int | None]) -> tuple[bool, ...]:
         parameters = [parameter for parameter, _ in self._names(structure)]
@@ -134,7 +133,7 @@ class Calls:
 
     def remember(self, call: Call) -> None:
         """The call could be run: in later ones of its kind the same arguments are batched, whatever sizes they have."""
-        self._before.setdefault(call.kind, call.batched)
+        self._before[call.kind] = call.batches
 
     def clear(self) -> None:
         """Forget all calls."""
@@ -144,11 +143,11 @@ class Calls:
         """The tensor arguments as they are captured, a batched one for any number of examples."""
         return [
             Argument(
-                name, tf.TensorSpec([None, *tensor.shape[1:]] if is_batched else tensor.shape, tensor.dtype), is_batched
+                name,
+                tf.TensorSpec(tensor.shape if batch is None else [None, *tensor.shape[1:]], tensor.dtype),
+                batch,
             )
-            for (_, name), tensor, is_batched in zip(
-                self._names(call.structure), call.tensors, call.batched, strict=True
-            )
+            for (_, name), tensor, batch in zip(self._names(call.structure), call.tensors, call.batches, strict=True)
         ]
 
     def parameters(self, call: Call) -> list[str]:
@@ -157,16 +156,17 @@ class Calls:
 
     def batched_beside(self, call: Call, argument: str) -> list[str]:
         """The parameters of the arguments that are batched, without one argument."""
-        slots = zip(self._names(call.structure), call.batched, strict=True)
-        return list(dict.fromkeys(parameter for (parameter, name), b in slots if b and name != argument))
+        slots = zip(self._names(call.structure), call.batches, strict=True)
+        named = (parameter for (parameter, name), batch in slots if batch is not None and name != argument)
+        return list(dict.fromkeys(named))
 
     def sharing(self, call: Call) -> str:
         """The arguments that are batched by having the first one's size; "" if no other has, or the user says."""
-        if self._batched is not None or sum(call.batched) <= 1:
+        if self._batched is not None or sum(batch is not None for batch in call.batches) <= 1:
             return ""
         names = [name for _, name in self._names(call.structure)]
-        arguments = zip(names, call.tensors, call.batched, strict=True)
-        return ", ".join(f"{name} {tensor.shape}" for name, tensor, is_batched in arguments if is_batched)
+        arguments = zip(names, call.tensors, call.batches, strict=True)
+        return ", ".join(f"{name} {tensor.shape}" for name, tensor, batch in arguments if batch is not None)
 
     def sizes_message(self, call: Call, error: Exception) -> str:
         """Why a call with arrays of other sizes may have failed; "" if its sizes do not tell, or the user has."""
@@ -199,6 +199,13 @@ class Calls:
 def is_plain(structure: Any) -> bool:
     """Whether all that is no tensor in it is known by its value, for ever, and takes no memory to speak of."""
     return all(isinstance(leaf, (Slot, *_PLAIN)) for leaf in tf.nest.flatten(structure))
+
+
+def _numbered(are_batched: Sequence[bool], alike: Sequence[Hashable]) -> _Batches:
+    """For each that is batched the number of its batch, from 0, in order; those of one batch are `alike`."""
+    first = dict.fromkeys(one for is_batched, one in zip(are_batched, alike, strict=True) if is_batched)
+    numbers = {one: number for number, one in enumerate(first)}
+    return tuple(numbers[one] if is_batched else None for is_batched, one in zip(are_batched, alike, strict=True))
 
 
 def _constant_key(value: Any) -> Any:

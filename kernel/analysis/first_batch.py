@@ -21,7 +21,7 @@ def replica_shapes(program: Program, tensors: Collection[str]) -> dict[str, tf.T
     if not tensors:
         return {}
     view, examples = program.analysis.captured, _examples_of_a_replica(program)
-    inputs = {op_of(tensor.name) for tensor in batched_tensors(program.item, view)}
+    inputs = {op_of(tensor.name) for tensor in batched_tensors(program.item, view) if tensor.batch == 0}
     graph = tf.compat.v1.GraphDef(versions=view.versions)
     for name in view.dataflow_ancestors(map(op_of, tensors)):
         node = copy.deepcopy(view.nodes[name])

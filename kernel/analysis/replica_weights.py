@@ -26,8 +26,10 @@ def batch_specs(program: Program) -> list[TensorSpec]:
     return [] if batch is None else [TensorSpec(name, tf.int64, ()) for name in (batch.total, *batch.rows)]
 
 
-def some_rows(begin: tf.Tensor, count: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Where the examples begin and end that a replica computes with: its own, or one of another's if it has none.
+def some_rows(
+    begin: tf.Tensor, count: tf.Tensor, total: tf.Tensor, least: tf.Tensor | int = 1
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Where the examples begin and end that a replica computes with: its own, or some of another's if it has none.
 
     It counts for nothing then (`replica_weights`, `counting_rows`). TensorFlow has ops that fail on an empty tensor.
 
@@ -35,9 +37,10 @@ def some_rows(begin: tf.Tensor, count: tf.Tensor, total: tf.Tensor) -> tuple[tf.
         begin: the number of examples before its own (int64).
         count: of its own.
         total: of all: where it is 0, there is none to compute with.
+        least: with how many it computes at least.
     """
-    first = tf.maximum(tf.minimum(begin, total - 1), 0)
-    return first, tf.minimum(first + tf.maximum(count, 1), total)
+    first = tf.maximum(tf.minimum(begin, total - least), 0)
+    return first, tf.minimum(first + tf.maximum(count, least), total)
 
 
 def counting_rows(rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:

@@ -11,21 +11,30 @@ from autodist_py.proto.graph_item import GraphItem
 
 
 class BatchedTensor(NamedTuple):
-    """A tensor of the captured graph, with its type and shape; the first dimension is the batch."""
+    """A tensor of the captured graph, with its type and shape; the first dimension is the batch.
+
+    Tensors of one `batch` (a number) have as many rows each; others may have as many.
+    """
 
     name: str
     dtype: tf.DType
     shape: tuple[int | None, ...]
+    batch: int
 
 
 def batched_tensors(item: GraphItem, graph: GraphView) -> tuple[BatchedTensor, ...]:
-    """The batched inputs of `item`, then the outputs of its iterators whose first dimension is unknown."""
-    inputs = (
-        BatchedTensor(f"{source.name}:0", tf.as_dtype(source.dtype), tuple(source.shape))
+    """The batched inputs of `item`, then the outputs of its iterators whose first dimension is unknown.
+
+    Each output of an iterator is a batch of its own, as it may have other numbers of rows.
+    """
+    inputs = tuple(
+        BatchedTensor(f"{source.name}:0", tf.as_dtype(source.dtype), tuple(source.shape), source.batch)
         for source in item.inputs
         if source.batched and source.shape is not None
     )
-    return (*inputs, *_iterator_outputs(graph))
+    first = max((one.batch for one in inputs), default=-1) + 1
+    outputs = (one._replace(batch=first + index) for index, one in enumerate(_iterator_outputs(graph)))
+    return (*inputs, *outputs)
 
 
 def require_batch(item: GraphItem, graph: GraphView) -> None:
@@ -52,6 +61,5 @@ def _iterator_outputs(graph: GraphView) -> Iterator[BatchedTensor]:
         for index, (shape, dtype) in enumerate(zip(shapes, types, strict=True)):
             sizes = None if shape.unknown_rank else [size.size for size in shape.dim]
             if sizes and sizes[0] < 0:
-                yield BatchedTensor(
-                    f"{node.name}:{index}", tf.as_dtype(dtype), tuple(size if size >= 0 else None for size in sizes)
-                )
+                known = tuple(size if size >= 0 else None for size in sizes)
+                yield BatchedTensor(f"{node.name}:{index}", tf.as_dtype(dtype), known, 0)

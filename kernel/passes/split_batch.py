@@ -9,10 +9,9 @@ import tensorflow as tf
 from autodist_py.kernel.analysis.replica_weights import are_all_there, some_rows
 from autodist_py.kernel.collectives.collectives import Collectives
 from autodist_py.kernel.events import CountExamples
-from autodist_py.kernel.ir.batched import BatchedTensor, batched_tensors, require_batch
+from autodist_py.kernel.ir.batched import batched_tensors, require_batch
 from autodist_py.kernel.ir.edits import Edits
 from autodist_py.kernel.ir.fragment import TensorSpec, trace
-from autodist_py.kernel.ir.graph import ITERATOR_NEXT, GraphView
 from autodist_py.kernel.ir.names import KERNEL_SCOPE, op_of, parse, replica_of
 from autodist_py.kernel.passes.read_data import require_on_all
 from autodist_py.kernel.program import Batch, Invariant, Program
@@ -33,8 +32,8 @@ class SplitBatch:
         replica order, and the first ones are a row longer where the rows do not divide, so together they are the
         batch in its order. With `batch="global"` the parts are those of all replicas of the cluster; with "local",
         of this worker's. Where all replicas of the cluster step together, one that is left without any computes with a
-        row of another's part, and counts for nothing. What iterators give may have other numbers of rows: all are cut
-        in the same proportions.
+        row of another's part, and counts for nothing. Several batches may have other numbers of rows: all are cut in
+        the same proportions.
         `program.replication.batch` names the tensors that count the rows, of the replicas that step together.
 
     Example, on one worker of two replicas: `w -= mean(x)`.
@@ -59,12 +58,12 @@ class SplitBatch:
         require_batch(program.item, program.analysis.captured)
         if not sources:
             return program
-        groups = _groups(program.analysis.captured, sources)
+        batches = [source.batch for source in sources]
         position = program.schedule.position(CountExamples)
         collectives = Collectives(program.topology, program.lowered.next_instance_key, position or 0)
 
         split = trace(
-            lambda tensors: _counting(program.topology, *_split(program, tensors, groups, collectives)),
+            lambda tensors: _counting(program.topology, *_split(program, tensors, batches, collectives)),
             [[TensorSpec(source.name, source.dtype, source.shape) for source in sources]],
             scope=f"{KERNEL_SCOPE}/Batch",
         )
@@ -82,36 +81,33 @@ class SplitBatch:
         return collectives.noted(replace(program, graph=edits.apply(program.graph), replication=replication))
 
 
-def _groups(captured: GraphView, sources: Sequence[BatchedTensor]) -> list[int]:
-    """For each source its group: all inputs have one number of rows, as the doors see to; iterators may not."""
-    reads = [captured.nodes[op_of(source.name)].op in ITERATOR_NEXT for source in sources]
-    inputs = reads.count(False)
-    return [0 if not is_read else index - max(inputs - 1, 0) for index, is_read in enumerate(reads)]
-
-
-def _split(program: Program, tensors: list[tf.Tensor], groups: Sequence[int], collectives: Collectives) -> _Split:
+def _split(program: Program, tensors: list[tf.Tensor], batches: Sequence[int], collectives: Collectives) -> _Split:
     """For each local replica its part of each tensor; its number of rows; those of the step; `Batch.places`.
 
-    Tensors of one group have as many rows each. Those of several are cut in the same proportions, so that a replica's
-    share of the rows, by which its means count, is one number.
+    Several `batches` are cut in the same proportions, so that a replica's share of the rows, by which its means count,
+    is one number.
     """
     topology = program.topology
     is_global = program.options.batch == "global"
     is_whole = are_all_there(program)
     count = sum(replica.trains for replica in (topology.everyone if is_global else topology.local_replicas))
     with tf.device(topology.host):
-        lengths = [tf.shape(tensors[groups.index(group)], out_type=tf.int64)[0] for group in sorted(set(groups))]
-        rows = lengths[0] if len(lengths) == 1 else _greatest_divisor(tf.stack(lengths))
-        whole = [None] if len(lengths) == 1 else [length // tf.maximum(rows, 1) for length in lengths]
-        each, longer = rows // max(count, 1), rows % max(count, 1)
+        numbers = sorted(set(batches))
+        lengths = [tf.shape(tensors[batches.index(number)], out_type=tf.int64)[0] for number in numbers]
+        rows, whole, least = _units(lengths)
+        sharing = max(count, 1) if len(lengths) == 1 else tf.clip_by_value(rows // least, 1, max(count, 1))
+        each, longer = rows // sharing, rows % sharing
         parts, sizes, begins, counts = [], [], [], []
         for position, replica in enumerate(topology.local_replicas):
             index = replica.index if is_global else position
             begin = index * each + tf.minimum(tf.constant(index, tf.int64), longer)
             size = each + tf.cast(index < longer, tf.int64) if replica.trains else tf.zeros([], tf.int64)
-            first, last = some_rows(begin, size, rows) if is_whole else (begin, begin + size)
-            ends = [(first, last) if one is None else (first * one, last * one) for one in whole]
-            parts.append([tensor[slice(*ends[group])] for tensor, group in zip(tensors, groups, strict=True)])
+            if len(lengths) > 1:
+                begin, size = tf.minimum(begin, rows), tf.where(index < sharing, size, 0)
+            first, last = some_rows(begin, size, rows, least) if is_whole else (begin, begin + size)
+            pairs = zip(numbers, whole, strict=True)
+            ends = {number: (first, last) if one is None else (first * one, last * one) for number, one in pairs}
+            parts.append([tensor[slice(*ends[number])] for tensor, number in zip(tensors, batches, strict=True)])
             sizes.append(size if len(lengths) == 1 else size * tf.reduce_max(tf.stack(whole)))
             begins.append(first)
             counts.append(last - first)
@@ -135,6 +131,21 @@ def _split(program: Program, tensors: list[tf.Tensor], groups: Sequence[int], co
         of_workers = everyone[:, longest] // tf.maximum(totals[longest] // tf.maximum(units, 1), 1)
         before_own = tf.reduce_sum(of_workers[: topology.workers.index(topology.worker)])
         return parts, sizes, tf.reduce_max(totals), [units, *(before_own + begin for begin in begins), *counts]
+
+
+def _units(lengths: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor] | list[None], tf.Tensor | int]:
+    """Into how many units batches of these lengths are cut alike; the rows of a unit; how many a replica has, if any.
+
+    A single row of one batch would be paired with any number of another's, where on one device the lengths differ and
+    the op fails. So that it fails here, too, no replica has one row alone of a batch of several.
+    """
+    if len(lengths) == 1:
+        return lengths[0], [None], 1  # A unit is a row.
+    units = _greatest_divisor(tf.stack(lengths))
+    whole = [length // tf.maximum(units, 1) for length in lengths]
+    are_alike = tf.reduce_all(tf.equal(tf.stack(whole), whole[0]))
+    least = tf.where(are_alike | tf.greater(tf.reduce_min(tf.stack(whole)), 1), 1, 2)
+    return units, whole, tf.cast(least, tf.int64)
 
 
 def _counting(

@@ -73,6 +73,7 @@ FIXED = {
     "an iterator": fixed(*TRAINED, source="iterator"),
     "two iterators": fixed(*TRAINED, second_loss="mean", source="two iterators"),
     "other numbers of rows": fixed(*TRAINED, second_loss="sum", source="zipped"),
+    "arguments of two sizes": fixed(*TRAINED, second_loss="mean", source="arguments of two sizes"),
     "one loss after the other": fixed(*TRAINED, second_loss="sum", order="in turn", write="between"),
     "two AutoDist objects": fixed(*TRAINED, write="metric", result="long", in_turn_with="AllReduce"),
 }

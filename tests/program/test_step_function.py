@@ -43,13 +43,14 @@ class Regression:
 def train_alike(
     run: Callable[[Regression, Callable[..., Any]], None],
     loss: Callable[[tf.Tensor, tf.Variable], tf.Tensor] | None = None,
+    batched: Sequence[str] | None = None,
     **options: Any,
 ) -> None:
     """`run(model, decorate)` leaves the same weights with tf.function and with autodist.function."""
     plain, compiled = Regression(loss), Regression(loss)
     run(plain, tf.function)
     with AutoDist(**options) as autodist:
-        run(compiled, autodist.function)
+        run(compiled, functools.partial(autodist.function, batched=batched))
     assert_close(compiled.weight.numpy(), plain.weight.numpy(), "weight")
 
 
@@ -320,6 +321,44 @@ def what_an_iterator_gives_may_have_several_numbers_of_rows() -> None:
         values = train(Regression(), autodist.function)
     for number, (got, wanted) in enumerate(zip(tf.nest.flatten(values), tf.nest.flatten(expected), strict=True)):
         assert_close(got, wanted, f"value {number}")
+
+
+def named_arguments_may_be_of_several_batches() -> None:
+    """Sizes that no longer agree, then such as happen to; a loss over all rows, in their order."""
+    sizes = [(6, 3), (4, 4), (5, 2), (2, 1), (6, 0), (4, 6)]
+
+    def run(model: Regression, decorate: Callable[..., Any]) -> None:
+        def step(others: Any, x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                rows = tf.linalg.matvec(tf.concat([others, x], 0), model.weight)
+                contrast = tf.reduce_mean(tf.nn.log_softmax(rows[:, None] * rows, axis=0) * 0.1 * rows)
+                error = tf.math.divide_no_nan(
+                    tf.reduce_sum((tf.linalg.matvec(x, model.weight) - y) ** 2), tf.cast(tf.shape(x)[0], tf.float64)
+                )
+                loss = error - contrast
+            model.weight.assign_sub(0.1 * tape.gradient(loss, model.weight))
+            return rows, tf.shape(x)[0], loss
+
+        decorated = decorate(step)
+        for few, many in sizes:
+            values.append(decorated(X[::-1][:few] * 0.7, X[:many], Y[:many]))
+
+    values: list[Any] = []
+    train_alike(run, batched=["others", "x", "y"])
+    expected, got = values[: len(sizes)], values[len(sizes) :]
+    for number, (own, wanted) in enumerate(zip(tf.nest.flatten(got), tf.nest.flatten(expected), strict=True)):
+        assert_close(own, wanted, f"value {number}")
+
+
+def rows_of_other_numbers_are_not_paired() -> None:
+    """On one device 4 rows cannot be added to 2, so one row is not given to a replica that has two of the others."""
+    model = Regression()
+    with AutoDist() as autodist:
+        step = autodist.function(model.step, batched=["x", "y"])
+        with pytest.raises((tf.errors.InvalidArgumentError, AutoDistError), match="Incompatible shapes") as caught:
+            step(X[:4], Y[:2])
+        if autodist.num_workers == 1:
+            assert "was made in" in str(getattr(caught.value, "__notes__", ""))
 
 
 def parts_of_other_proportions_on_each_worker_are_refused() -> None:
@@ -622,6 +661,8 @@ CASES = [
     an_iterator_that_ends_early_on_one_worker_ends_the_step_everywhere,
     an_iterator_that_ends_early_on_the_chief_ends_the_step_everywhere,
     what_an_iterator_gives_may_have_several_numbers_of_rows,
+    named_arguments_may_be_of_several_batches,
+    rows_of_other_numbers_are_not_paired,
     parts_of_other_proportions_on_each_worker_are_refused,
     iterators_that_differ_between_workers_are_found,
     an_iterator_without_an_unknown_batch_dimension_is_refused,

@@ -74,6 +74,7 @@ def graph_items(draw):
             batched=st.booleans(),
             kind=st.sampled_from(["feed", "state"]),
         )
+        | st.builds(Input, names, st.just("int32"), st.just((None, 2)), batched=st.just(True), batch=st.integers(0, 3))
         | st.builds(Input, names, st.just("int32"), partial_shapes, batched=st.just(False), kind=st.just("part")),
         max_size=2,
         unique_by=lambda one: one.name,
@@ -244,6 +245,8 @@ def test_parts_that_contradict_each_other_are_refused(item, change, message):
         (lambda: Variable("w", "float32", (), aggregation="AVG"), "must be one of NONE, SUM"),
         (lambda: Input("x", "float32", (), batched=True), "needs a first dimension"),
         (lambda: Input("x", "float32", None, batched=True, kind="fed"), "must be one of feed, state"),
+        (lambda: Input("x", "float32", (None,), batched=False, batch=1), "only a batched input is of another"),
+        (lambda: Input("x", "float32", (None,), batched=True, batch=-1), "batches are numbered from 0"),
         (lambda: Output("", "float32", None), "must not be empty"),
     ],
 )

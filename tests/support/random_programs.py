@@ -27,6 +27,7 @@ SIZES = ((7, 5, 8), (1, 4, 2), (6, 6, 3))
 """Numbers of examples of the steps: uneven, with empty replicas, even."""
 SOURCES: Mapping[str, Callable[[int], int]] = {
     "arguments": lambda n: n,
+    "arguments of two sizes": lambda n: n + n // 2,
     "iterator": lambda n: n,
     "two iterators": lambda n: 3 * n,
     "zipped": lambda n: n + n // 2,
@@ -120,12 +121,17 @@ class _Data:
     @property
     def arguments(self) -> list[Batch]:
         """Of each step."""
-        return self.batches if self._source == "arguments" else [()] * len(self.batches)
+        return self.batches if self.are_arguments else [()] * len(self.batches)
+
+    @property
+    def are_arguments(self) -> bool:
+        """Whether a step is called with its batch."""
+        return self._source.startswith("arguments")
 
     @property
     def most_parts(self) -> int:
         """In how many parts every batch can be cut, each with examples."""
-        return min(math.gcd(len(batch[0]), len(batch[3])) for batch in self.batches)
+        return min(_most_parts(batch) for batch in self.batches)
 
     def of_step(self, arguments: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         """The next batch, in a step that was called with `arguments`."""
@@ -225,9 +231,17 @@ def _differentiate(
 def _cut(batch: Sequence[np.ndarray], replicas: int) -> Iterator[list[np.ndarray]]:
     """Each replica's part, as split-batch cuts: all arrays in the same proportions."""
     units = math.gcd(*map(len, batch))
-    for own in np.array_split(np.arange(units), replicas):
+    sharing = min(max(_most_parts(batch), 1), replicas)
+    for own in (*np.array_split(np.arange(units), sharing), *[np.arange(0)] * (replicas - sharing)):
         begin, end = (own[0], own[-1] + 1) if len(own) else (0, 0)
         yield [array[begin * len(array) // max(units, 1) : end * len(array) // max(units, 1)] for array in batch]
+
+
+def _most_parts(batch: Sequence[np.ndarray]) -> int:
+    """In how many parts it can be cut so that none has a single row of one array, and several of another."""
+    units = math.gcd(*map(len, batch))
+    each = {len(array) // max(units, 1) for array in batch}
+    return units if len(each) == 1 or min(each) > 1 else units // 2
 
 
 def _runs_on(
@@ -300,7 +314,7 @@ def run(program: RandomProgram) -> str:
     if not _is_valid(program, data, variables):
         return "invalid"
     # It has nothing for autograph to convert, which takes half the time.
-    signature = data.signature if program.source == "arguments" else []
+    signature = data.signature if data.are_arguments else []
     single = tf.function(step, input_signature=signature, autograph=False)
     try:
         for arguments in data.arguments:
@@ -317,7 +331,8 @@ def run(program: RandomProgram) -> str:
         nothing = [array[:0] for array in data.batches[0]]
         if replicas > data.most_parts and not _runs_on([nothing], program, data, variables):
             return "invalid on nothing"
-        functions = [autodist.function(single) for autodist in made]
+        named = ["arguments"] if data.are_arguments else None
+        functions = [autodist.function(single, batched=named) for autodist in made]
         distributed: Any = functions[0] if len(made) == 1 else _InTurn(functions)
         try:
             captured = distributed.captured(*data.arguments[0])

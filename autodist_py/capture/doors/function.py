@@ -38,11 +38,14 @@ _SOME_EXAMPLES = 16
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One tensor among a function's arguments: where it stands, and its type; the batch dimension is None."""
+    """One tensor among a function's arguments: where it stands, and its type; the batch dimension is None.
+
+    `batch` says of which of the step's batches it is; None: it is not batched.
+    """
 
     name: str
     spec: tf.TensorSpec
-    batched: bool
+    batch: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +186,12 @@ class _Trace:
 
     def _is_traced_with_known_sizes(self, structure: Any) -> bool:
         """Whether the body fails only because it does not know how many examples there are."""
-        if not any(argument.batched for argument in self.arguments):
+        if not any(argument.batch is not None for argument in self.arguments):
             return False
         graph = tf_adapter.StepGraph("known_sizes")
         with graph.as_default():
             sizes = [
-                [_SOME_EXAMPLES, *argument.spec.shape[1:]] if argument.batched else argument.spec.shape
+                argument.spec.shape if argument.batch is None else [_SOME_EXAMPLES, *argument.spec.shape[1:]]
                 for argument in self.arguments
             ]
             placeholders = [
@@ -259,7 +262,8 @@ def _assemble(trace: _Trace, options: CaptureOptions, user_step: Callable[..., A
                         placeholder.op.name,
                         argument.spec.dtype.name,
                         static_shape(argument.spec.shape),
-                        argument.batched,
+                        batched=argument.batch is not None,
+                        batch=argument.batch or 0,
                     )
                     for argument, placeholder in zip(trace.arguments, trace.placeholders, strict=True)
                 ),

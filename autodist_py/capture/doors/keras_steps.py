@@ -1,6 +1,7 @@
 """The steps of `fit` and `evaluate`: batch after batch of Keras's iterators, until all workers are at their end."""
 
 import json
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -218,7 +219,7 @@ class Steps:
         logs, some, all_, rows, digest = self._step(
             data, np.full([num_rows], has_next, np.float32), np.full([num_rows], own_digest, np.float32)
         )
-        if self._workers.batch == "global" and num_rows < self._workers.num_replicas:
+        if self._workers.batch == "global" and _most_parts(data) < self._workers.num_replicas:
             # Some worker has no row, and so no say.
             everyone = self._compare(has_next, own_digest)
             some, all_ = (decide(going_on for going_on, _ in everyone) for decide in (any, all))
@@ -265,6 +266,12 @@ def _next(iterator: Iterator[Any]) -> Any:
 
 def _num_rows(data: Any) -> int:
     return int(next(np.shape(leaf)[0] for leaf in tf.nest.flatten(data) if leaf is not None))
+
+
+def _most_parts(data: Any) -> int:
+    """Into how many parts the rows can be cut for certain, none of which is empty (see the pass split-batch)."""
+    sizes = {int(np.shape(leaf)[0]) for leaf in tf.nest.flatten(data) if leaf is not None}
+    return sizes.pop() if len(sizes) == 1 else math.gcd(*sizes) // 2
 
 
 def _digest(data: Any) -> int:

@@ -74,7 +74,7 @@ def test_a_table_that_a_step_makes_is_filled_by_an_op_of_its_item() -> None:
     def step(keys: tf.Tensor) -> tf.Tensor:
         return _table().lookup(keys)
 
-    argument = Argument("keys", tf.TensorSpec([None], tf.int32), batched=True)
+    argument = Argument("keys", tf.TensorSpec([None], tf.int32), batch=0)
     with eagerly():
         item = capture_function(step, [argument], ((Slot(0),), {}), CaptureOptions(batch_statistics="replica")).item
     ops = {node.name: node.op for node in v1.GraphDef.FromString(item.graph_def).node}

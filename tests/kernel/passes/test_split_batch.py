@@ -72,6 +72,38 @@ def test_the_parts_of_all_workers_together_are_the_global_batch(rows, workers):
     assert sum(int(count) for _, counts in of_workers for count in counts[:-1]) == (rows or sum(workers))
 
 
+@cache
+def of_two_batches(replicas):
+    """A function from two batches to each replica's part of both, and its number of rows."""
+    with tf.Graph().as_default() as graph:
+        names = ("x", "y")
+        echoed = [tf.raw_ops.Identity(input=kernel_programs.placeholder(name, None), name=f"{name}_") for name in names]
+        inputs = [Input(name, "float64", (None,), batched=True, batch=index) for index, name in enumerate(names)]
+        item = kernel_programs.captured(graph, inputs=inputs, outputs=echoed)
+    program = kernel_programs.after("split-batch", item, kernel_programs.topology(replicas))
+    parts = [[f"{on_replica(index, f'{name}_')}:0" for name in names] for index in range(replicas)]
+    assert program.replication.batch is not None
+    running = kernel_programs.session(kernel_programs.import_graph(program.graph))
+    counts = [name if ":" in name else f"{name}:0" for name in program.replication.batch.rows]
+    return running.make_callable([parts, counts], feed_list=["x:0", "y:0"])
+
+
+@settings(max_examples=120, deadline=None)
+@given(first=st.integers(0, 24), second=st.integers(1, 24), replicas=st.integers(2, 4))
+def test_batches_of_several_sizes_are_cut_in_the_same_proportions(first, second, replicas):
+    batches = np.arange(first) * 3.0, np.arange(second) * 3.0
+    parts, counts = of_two_batches(replicas)(*batches)
+    for batch, own in zip(batches, zip(*parts, strict=True), strict=True):
+        assert all(set(part) <= set(batch) for part in own)
+        counting = [part for part, count in zip(own, counts, strict=True) if count]
+        np.testing.assert_array_equal(np.concatenate(counting), batch)
+        if first != second and len(batch) > 1:
+            assert all(len(part) != 1 for part in counting), "a single row is paired with any number of others"
+    for (one, other), count in zip(parts, counts, strict=True):
+        assert not count or len(one) * second == len(other) * first
+    assert sum(count > 0 for count in counts) >= min(replicas, max(np.gcd(first, second) // 2, 1))
+
+
 @pytest.mark.parametrize("where", [kernel_programs.topology(1), kernel_programs.topology(1).alone()])
 def test_one_replica_reads_the_whole_batch(where):
     program = kernel_programs.after("split-batch", echo(), where)

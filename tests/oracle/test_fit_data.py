@@ -58,6 +58,61 @@ def test_data_that_end_early_on_one_worker_are_refused_at_once(
             assert seconds < 10
 
 
+class Regularized(keras.Sequential):
+    """Learns classes, with a penalty on what it says of other rows."""
+
+    def train_step(self, data: Any) -> Any:
+        (x, y), others = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True)) + 0.1 * tf.reduce_mean(self(others) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        return {"loss": loss}
+
+
+def pairs(num_steps: int, labelled: int, others: int) -> tf.data.Dataset:
+    rows = tf.data.Dataset.from_tensor_slices((np.tile(X, [8, 1]), np.tile(Y, 8)))
+    return tf.data.Dataset.zip((rows.batch(labelled), rows.map(lambda x, y: -x).batch(others))).take(num_steps)
+
+
+def pairs_of_batches() -> dict[str, Any]:
+    """Of 2 labelled rows for each other one, of sizes without a common divisor, and of one row."""
+
+    def train() -> dict[str, Any]:
+        model = compiled(
+            "adam", lambda: Regularized([keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(3)]), metrics=None
+        )
+        values = [fitted(model, pairs(4, *sizes), epochs=1) for sizes in ((8, 4), (5, 3), (3, 1), (4, 4))]
+        return {f"{name}, {number}": value for number, own in enumerate(values) for name, value in own.items()}
+
+    expected = train()
+    with AutoDist() as autodist, autodist.scope():
+        values = train()
+    for name, wanted in expected.items():
+        assert_close(values[name], wanted, name, TOLERANCE)
+    return values
+
+
+def test_pairs_of_batches_of_several_sizes_are_trained_on_as_on_one_device(cluster: Cluster) -> None:
+    same(cluster.run(pairs_of_batches))
+
+
+def pairs_of_other_lengths() -> str:
+    """The chief alone has rows of each step, and has a step more than the others."""
+    with AutoDist() as autodist, autodist.scope():
+        model = compiled("sgd", lambda: Regularized([keras.layers.Dense(3)]), metrics=None)
+        try:
+            model.fit(pairs(3 + autodist.is_chief, 4, 3).filter(lambda *_: True), verbose=0)
+        except AutoDistError as error:
+            return str(error)
+        return "no error"
+
+
+@pytest.mark.on(1)
+def test_pairs_that_end_early_where_a_worker_has_no_rows_are_refused(cluster: Cluster) -> None:
+    for said in cluster.run(pairs_of_other_lengths):
+        assert "have ended on some workers" in said or (said == "no error" and cluster.shape.num_workers == 1)
+
+
 def data_that_differ_late() -> str:
     """From the 15th step on, workers but the chief have other rows."""
     with AutoDist() as autodist, autodist.scope():

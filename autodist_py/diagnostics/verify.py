@@ -92,9 +92,15 @@ def run_quietly(command: Sequence[str], environment: Mapping[str, str]) -> tuple
 
 
 def compare_steps(
-    expected: Sequence[Step], actual: Mapping[int, Sequence[Step]], tolerance: float | None
+    expected: Sequence[Step], actual: Mapping[int, Sequence[Step]], tolerance: float | None, *, with_zeros: bool = True
 ) -> dict[str, Comparison]:
     """How far all workers' steps are from those of one device, by the kind of value; inputs must be equal.
+
+    Args:
+        expected: the steps of one device.
+        actual: those of each worker.
+        tolerance: see `Comparison.note`.
+        with_zeros: whether a tensor is zero whose values are no more than the step's largest leave by rounding.
 
     Raises:
         AutoDistError: the runs did not train as many steps, or not the same variables.
@@ -117,7 +123,7 @@ def compare_steps(
                     )
                 for name, value in other.items():
                     allowed = 0.0 if kind == "inputs" else tolerance
-                    scale = 0.0 if kind == "inputs" else magnitude
+                    scale = magnitude if with_zeros and kind != "inputs" else 0.0
                     comparison.note(
                         name, number, value, one[name], allowed, magnitude=scale, computed_in=wanted.computed_in
                     )
@@ -183,12 +189,23 @@ def _find_op(
         )
     else:
         _say(console, f"the first op to part is {first[0]}, at step {first[1]}")
-    changing = next((again[kind].first for kind in ("inputs", "results", "variables") if again[kind].first), None)
+    changing = _first(again)
+    if changing is not None:
+        twice = script.record("ops", one_device, "on one device once more, with the values of its ops")
+        changing = _first(compare_steps(alone[0], twice, tolerance))
+    rounded = _first(compare_steps(alone[0], together, tolerance, with_zeros=False))
     if changing is not None:
         _say(
             console,
             f"the script does something else each time it runs on one device: '{changing[0]}' parts at step "
             f"{changing[1]}. Look for the clock, or random numbers without a seed",
+        )
+    elif rounded is not None and rounded != first:
+        _say(
+            console,
+            f"{rounded[0]}, at step {rounded[1]}, differs too, and is small beside the step's largest values: it may "
+            "be rounding alone, as the gradient of a bias before a normalization is. Optimizers that divide a gradient "
+            "by its size, as Adam and LAMB do, make large numbers of it. Leave such a variable out (use_bias=False)",
         )
     else:
         _say(
@@ -197,6 +214,12 @@ def _find_op(
             'batch_statistics="replica" each normalizes its own examples. What a compressor or a looser consistency '
             "gives up, `autodist plan` says; docs/exactness.md lists what cannot be equal",
         )
+
+
+def _first(comparisons: Mapping[str, Comparison]) -> tuple[str, int] | None:
+    """What is the first to part, in the order of steps, then of kinds; None: nothing."""
+    found = [one.first for kind in _KINDS if (one := comparisons[kind]).first is not None]
+    return min(found, key=lambda first: first[1], default=None)
 
 
 def _show(comparisons: Mapping[str, Comparison], console: Console) -> None:

@@ -74,6 +74,19 @@ x, y = rng.normal(size=(22, 3)), rng.normal(size=22)
 model.fit(x, [y, y], batch_size=8, epochs=2, shuffle=False, verbose=0, validation_data=(x, [y, y]))
 """
 
+ROUNDED = """
+import keras, numpy as np
+from autodist_py import AutoDist
+
+autodist = AutoDist(seed=1)
+x = np.random.default_rng(1).normal(size=(32, 5)).astype("float32")
+with autodist.scope():
+    layers = [keras.layers.Dense(16, name="before"), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    model = keras.Sequential(layers, name="normalized")
+    model.compile(keras.optimizers.Lamb(0.01), "mse", jit_compile=False)
+model.fit(x, x[:, :1] ** 2, batch_size=16, shuffle=False, verbose=0)
+"""
+
 
 def verify(script, *options, folder=None):
     if folder is not None:
@@ -124,7 +137,18 @@ def test_a_step_that_depends_on_the_clock_is_reported_with_what_parts_first(tmp_
     assert done.returncode == 1, done.stdout + done.stderr
     *_, op, why = done.stdout.splitlines()
     assert "(Timestamp), at step 1" in op
-    assert "something else each time it runs on one device: 'result 0" in why
+    assert "something else each time it runs on one device: 'Timestamp:0 (Timestamp)' parts at step 1" in why
+
+
+@pytest.mark.timeout(160)
+def test_a_gradient_that_is_rounding_alone_is_named(tmp_path):
+    """A bias before a normalization has none, and LAMB divides what rounding leaves of it by its size."""
+    done = verify(ROUNDED, "--workers", 1, "--cpus", 2, folder=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    *_, first, op, why = done.stdout.splitlines()
+    assert "different: 'normalized/before/bias' is the first to part" in first
+    assert "lamb/" in op
+    assert "BiasAddGrad), at step 1, differs too" in why and "rounding alone" in why and "clock" not in why
 
 
 @pytest.mark.timeout(160)

@@ -236,7 +236,8 @@ def gradient_types(item: GraphItem) -> set[str]:
     """The floating types of the ops that `item`'s gradients are computed by, as "float32"."""
     view = GraphView(tf.compat.v1.GraphDef.FromString(item.graph_def))
     ops = view.dataflow_ancestors(op_of(tensor) for gradient in item.gradients for tensor in gradient.tensors)
-    given = (
-        view.nodes[op].attr[key].type for op in ops for key in ("T", "dtype", "DstT") if key in view.nodes[op].attr
-    )
-    return {dtype.name for dtype in map(tf.as_dtype, set(given)) if dtype.is_floating}
+    attributes = [
+        view.nodes[op].attr[key] for op in ops for key in ("T", "dtype", "DstT") if key in view.nodes[op].attr
+    ]
+    given = {kind for one in attributes for kind in (one.type, *one.list.type)} - {0}  # A loop has a list of types.
+    return {dtype.name for dtype in map(tf.as_dtype, given) if dtype.is_floating}

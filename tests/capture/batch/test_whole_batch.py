@@ -448,6 +448,21 @@ def test_shapes_of_several_rows_for_each_example_differ_by_the_number_of_example
     assert_equivalent(step, [(rng.normal(size=(rows, 3)),) for rows in SIZES], replicas=REPLICAS, tolerance=1e-9)
 
 
+def test_rows_of_a_tensor_product_are_gathered_where_its_result_is_read_in_a_fixed_shape() -> None:
+    """`tf.tensordot` makes 3 rows of each example, of a length that only its arithmetic of shapes tells."""
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            all_of_them = tf.reshape(tf.tensordot(x, weight, 1), [4, 2, 3])
+            loss = root(tf.reduce_sum(all_of_them, axis=0))
+        weight.assign_sub(0.01 * tape.gradient(loss, weight))
+        return loss
+
+    rng = np.random.default_rng(4)
+    weight = tf.Variable(rng.normal(size=(5, 2)))
+    assert_equivalent(step, [(rng.normal(size=(4, 3, 5)),) for _ in range(3)], replicas=REPLICAS, tolerance=1e-9)
+
+
 def test_shapes_of_other_rows_of_an_iterator_differ_by_their_numbers() -> None:
     """Three labelled examples, and nine others, are cut in the same proportions."""
     rng = np.random.default_rng(4)

@@ -11,6 +11,7 @@ def test_the_types_of_gradients_are_those_of_back_propagation():
     weight = tf.Variable(np.ones(3), dtype=tf.float64)
 
     def step(x, y):
+        x = tf.map_fn(lambda row: row * tf.reduce_max(row), x)  # A loop, which has a list of types.
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(tf.linalg.matvec(x, tf.cast(weight, tf.float32)) - y))
         weight.assign_sub(tape.gradient(loss, weight))

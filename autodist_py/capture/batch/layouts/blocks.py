@@ -1,5 +1,6 @@
 """How many rows each example has in what an op returns, and what the rules of layouts are told."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -81,8 +82,10 @@ class Blocks:
             blocks = {self._found.get(op_of(name)) for name in reads}
             return blocks.pop() if len(blocks) == 1 else None
         block = next(known, None)
-        if node.op == "Prod" and self._tensor_of(node.input[0]).shape != [1]:
-            return None
+        if node.op == "Prod" and block is not None and self._tensor_of(node.input[0]).shape != [1]:
+            first, *others = self._constants.sizes(node.input[0]) or (0,)
+            fixed = [size for size in others if size is not None]
+            return block * math.prod(fixed) if first is None and fixed == others else None
         if node.op != "Reshape" or block is None:
             return block
         sizes = [self._tensor_of(name).shape[1:].num_elements() for name in (node.input[0], f"{node.name}:0")]

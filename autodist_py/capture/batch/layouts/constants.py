@@ -97,18 +97,24 @@ class Constants:
             return None
         return np.array(shape[index], tf.as_dtype(source.attr["out_type"].type).as_numpy_dtype)
 
+    def sizes(self, tensor: str) -> list[int | None] | None:
+        """What is known of the sizes in a shape, or taken from one: `tf.gather(tf.shape(x), [i, j])`; None: nothing."""
+        node = self._graph.nodes[op_of(tensor)]
+        if node.op == "Shape":
+            shape = self._tensor_of(node.input[0]).shape
+            return None if shape.rank is None else shape.as_list()
+        places = self.value(node.input[1]) if node.op == "GatherV2" else None
+        sizes = None if places is None else self.sizes(node.input[0])
+        if sizes is None or places is None or not all(0 <= place < len(sizes) for place in places.flat):
+            return None
+        return [sizes[place] for place in places.flat]
+
     def _gathered(self, node: tf.compat.v1.NodeDef) -> np.ndarray | None:
-        """Static dimensions, taken from a shape: `tf.gather(tf.shape(x), [i, j])`."""
-        source, places = self._graph.nodes[op_of(node.input[0])], self.value(node.input[1])
-        if source.op != "Shape" or places is None:
+        """Static dimensions, taken from a shape."""
+        known, places = self.sizes(f"{node.name}:0"), self.value(node.input[1])
+        if known is None or places is None or None in known:
             return None
-        shape = self._tensor_of(source.input[0]).shape
-        if shape.rank is None or not all(0 <= place < shape.rank for place in places.flat):
-            return None
-        known = [shape[place] for place in places.flat]
-        if None in known:
-            return None
-        return np.array(known, tf.as_dtype(source.attr["out_type"].type).as_numpy_dtype).reshape(places.shape)
+        return np.array(known, tf.as_dtype(node.attr["Tparams"].type).as_numpy_dtype).reshape(places.shape)
 
     def _product(self, node: tf.compat.v1.NodeDef) -> np.ndarray | None:
         """The product of sizes."""

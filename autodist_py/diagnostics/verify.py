@@ -74,7 +74,7 @@ class Script:
         if code:
             raise RunFailedError(f"the script failed {name} (exit code {code})", code, printed)
         steps = recorded_steps(folder)
-        if not steps:
+        if not any(steps.values()):
             raise RunFailedError(
                 f"the script trained no step {name}: nothing that AutoDist made computed gradients and was run",
                 1,

@@ -179,6 +179,24 @@ def test_a_script_that_trains_nothing_is_refused(tmp_path):
     assert "trained no step on one device" in done.stderr
 
 
+EAGER = """
+import numpy as np, tensorflow as tf
+from autodist_py import AutoDist
+
+autodist = AutoDist(seed=1)
+weight = tf.Variable([1.0, 2.0])
+with tf.GradientTape() as tape:
+    loss = tf.reduce_sum(weight ** 2)
+weight.assign_sub(0.1 * tape.gradient(loss, weight))
+"""
+
+
+def test_a_script_that_trains_eagerly_is_refused(tmp_path):
+    done = verify(EAGER, "--workers", 1, folder=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "trained no step on one device" in done.stderr
+
+
 def test_workers_and_a_spec_exclude_each_other(tmp_path):
     done = verify("", "--workers", 2, "--spec", __file__, folder=tmp_path)
     assert done.returncode == 2 and "Received: both" in done.stderr

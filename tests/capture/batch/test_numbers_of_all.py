@@ -118,6 +118,20 @@ def test_values_of_ops_can_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_equivalent(step, [(rng.normal(size=(7, 3)),)] * 3, replicas=REPLICAS, random="global", tolerance=1e-9)
 
 
+def test_values_that_fail_beside_a_replicas_rows_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a `tf.concat` compares shapes: those of a replica's rows, and of four that all have."""
+    monkeypatch.setattr(testing, "CaptureOptions", functools.partial(CaptureOptions, shows_ops=True))
+    rng = np.random.default_rng(1)
+    others = rng.normal(size=(4, 3))
+
+    def rows(z: tf.Tensor) -> tf.Tensor:
+        made = tf.ensure_shape(tf.cumsum(z, 0) * others[:, :1], [4, 4])
+        return tf.concat([z, made - tf.reduce_mean(made, 0)], axis=1)
+
+    given = [(rng.normal(size=(4, 3)),) for _ in range(3)]
+    assert_equivalent(trained_by(rows), given, replicas=REPLICAS, random="global", tolerance=1e-9)
+
+
 def trained_by(rows: Rows) -> Callable[[tf.Tensor], tf.Tensor]:
     weight = tf.Variable(np.ones((3, 4)))
 

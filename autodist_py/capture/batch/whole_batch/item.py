@@ -81,7 +81,8 @@ def of_whole_batch(
         ends = {*writers, *markers, *item.run_ops, *(op_of(output.tensor) for output in outputs)}
         insertion.drop_unread(of_all, ends)
     else:
-        known = known_values(graph, graph.nodes.keys(), found.layout, tensor_of)
+        told = set(map(op_of, found.values))  # Nothing reads them: they may fail on a replica's shapes.
+        known = known_values(graph, graph.nodes.keys() - told, found.layout, tensor_of)
         outputs += tuple(output for output in known if _is_shown(output, found))
     return replace(
         item,

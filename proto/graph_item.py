@@ -502,10 +502,7 @@ class GraphItem:
             ),
             table(
                 ("input", "dtype", "shape", "batched", "kind"),
-                (
-                    (one.name, one.dtype, _shape_text(one.shape), "yes" if one.batched else "no", one.kind)
-                    for one in self.inputs
-                ),
+                ((one.name, one.dtype, _shape_text(one.shape), _batch_text(one), one.kind) for one in self.inputs),
             ),
             table(
                 ("output", "dtype", "shape", "over examples"),
@@ -539,6 +536,12 @@ def _shape_of(
     if not message.HasField("shape"):
         return None
     return tuple(one.size if one.HasField("size") else None for one in message.shape.dimensions)
+
+
+def _batch_text(one: Input) -> str:
+    if not one.batched:
+        return "no"
+    return f"batch {one.batch}" if one.batch else "yes"
 
 
 def _shape_text(shape: tuple[int | None, ...] | None) -> str:

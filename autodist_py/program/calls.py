@@ -51,9 +51,16 @@ class Call:
 class Calls:
     """Takes apart the calls of one step function."""
 
-    def __init__(self, title: str, signature: Signature, batched: Collection[str] | None):
-        """Of the function with that name and signature, whose arguments `batched` are (see `AutoDist.function`)."""
-        self._title = title
+    def __init__(self, title: str, signature: Signature, batched: Collection[str] | None, *, are_parts: bool = False):
+        """No call yet.
+
+        Args:
+            title: the function's name.
+            signature: its signature.
+            batched: see `AutoDist.function`.
+            are_parts: whether other workers have parts of their own, whose sizes are not known here.
+        """
+        self._title, self._are_parts = title, are_parts
         self._signature = signature
         self._batched = None if batched is None else frozenset(batched)
         self._before: dict[tuple[Any, ...], _Batches] = {}
@@ -98,25 +105,33 @@ class Calls:
     def _batches(self, structure: Any, shapes: Sequence[tf.TensorShape], kind: Any) -> _Batches:
         """Which tensors carry a batch: those that the user names, else those that share the first one's leading size.
 
-        What the user names may be of several batches: of one are those that had the same size in all calls so far.
+        What the user names may be of several batches: of one are those that had the same size in all calls so far, or
+        in the first one where workers have parts of their own.
 
         Raises:
-            CaptureError: the user names none, and an argument that was batched in an earlier call has another size than
-                the first; or the user names as batched what is no array argument.
+            CaptureError: arguments that were of one batch in an earlier call have several sizes; or the user names as
+                batched what is no array argument.
         """
         sizes = [shape[0] if shape.rank else None for shape in shapes]
         before = self._before.get(kind)
         if self._batched is not None:
             are_batched = self._named_batched(structure, sizes)
-            return _numbered(are_batched, list(zip(before or are_batched, sizes, strict=True)))
+            if before is None or not self._are_parts:
+                return _numbered(are_batched, list(zip(before or are_batched, sizes, strict=True)))
         first = next((size for size in sizes if size is not None), None)
         batches = before or tuple(0 if size is not None and size == first else None for size in sizes)
-        if len({size for size, batch in zip(sizes, batches, strict=True) if batch is not None}) > 1:
+        of_batches = {(batch, size) for size, batch in zip(sizes, batches, strict=True) if batch is not None}
+        if len(of_batches) > len({batch for batch, _ in of_batches}):
             described = ", ".join(str(shape) for shape, batch in zip(shapes, batches, strict=True) if batch is not None)
+            advice = (
+                "If one of them is no batch, or they are of several batches, name those that are batched: "
+                "autodist.function(batched=[...])"
+                if self._batched is None
+                else 'With AutoDist(batch="local") the first call says which are of one batch, on all workers'
+            )
             raise CaptureError(
-                f"the batched arguments of '{self._title}' must have the same number of examples (first dimension); "
-                f"received shapes {described}. If one of them is no batch, or they are of several batches, name those "
-                "that are batched: autodist.function(batched=[...])"
+                f"the arguments of '{self._title}' that are of one batch must have the same number of examples (first "
+                f"dimension); received shapes {described}. {advice}"
             )
         return batches
 

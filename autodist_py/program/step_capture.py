@@ -41,7 +41,8 @@ class StepCapture:
             batched: see `AutoDist.function`.
             own: names of the arguments that each worker has of its own, though the batch is the same for all.
         """
-        self.calls = Calls(title, step_signature(function), batched)
+        are_parts = options.batch == "local" and options.num_workers > 1
+        self.calls = Calls(title, step_signature(function), batched, are_parts=are_parts)
         self.options, self.batched = options, batched
         self._function, self._title, self._own = function, title, frozenset(own)
         self._let_go: dict[tuple[Any, ...], Trace] = {}

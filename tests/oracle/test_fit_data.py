@@ -96,6 +96,41 @@ def test_pairs_of_batches_of_several_sizes_are_trained_on_as_on_one_device(clust
     same(cluster.run(pairs_of_batches))
 
 
+def pairs_of_own_parts() -> dict[str, Any]:
+    """The chief has a step more than the others; sizes that part in a later step only are refused."""
+    signature = ((tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None], tf.int64)),)
+    signature += (tf.TensorSpec([None, 6], tf.float64),)
+
+    def train(steps: list[Any]) -> dict[str, Any]:
+        dataset = tf.data.Dataset.from_generator(lambda: iter(steps), output_signature=signature)
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(len(steps)))
+        model = compiled("adam", lambda: Regularized([keras.layers.Dense(3)]), metrics=None)
+        return fitted(model, dataset, epochs=1)
+
+    with AutoDist(batch="local") as autodist:
+        steps = {rank: [((X[rank:][:8], Y[rank:][:8]), X[rank + 8 :][:4])] for rank in range(autodist.num_workers)}
+        steps[0].append(((X[:6], Y[:6]), X[6:9]))
+        (first, others), last = [
+            [list(own) for own in zip(*(one[0] for one in steps.values()), strict=True)],
+            steps[0][1],
+        ]
+        union = (tuple(map(np.concatenate, zip(*first, strict=True))), np.concatenate(others))
+        expected = train([union, last])
+        with autodist.scope():
+            values = train(steps[autodist.rank])
+            if autodist.num_workers > 1:
+                alike = [((X[:4], Y[:4]), X[4:8]), ((X[:4], Y[:4]), X[4:6])]
+                with pytest.raises(AutoDistError, match="the first call says which are of one batch"):
+                    train(alike)
+    for name, wanted in expected.items():
+        assert_close(values[name], wanted, name, TOLERANCE)
+    return values
+
+
+def test_pairs_of_own_parts_are_as_pairs_of_all(cluster: Cluster) -> None:
+    same(cluster.run(pairs_of_own_parts))
+
+
 def pairs_of_other_lengths() -> str:
     """The chief alone has rows of each step, and has a step more than the others."""
     with AutoDist() as autodist, autodist.scope():

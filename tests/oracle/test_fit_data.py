@@ -98,8 +98,8 @@ def test_pairs_of_batches_of_several_sizes_are_trained_on_as_on_one_device(clust
 
 def pairs_of_own_parts() -> dict[str, Any]:
     """The chief has a step more than the others; sizes that part in a later step only are refused."""
-    signature = ((tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None], tf.int64)),)
-    signature += (tf.TensorSpec([None, 6], tf.float64),)
+    rows = tf.TensorSpec([None, 6], tf.float64)
+    signature = ((rows, tf.TensorSpec([None], tf.int64)), rows)
 
     def train(steps: list[Any]) -> dict[str, Any]:
         dataset = tf.data.Dataset.from_generator(lambda: iter(steps), output_signature=signature)

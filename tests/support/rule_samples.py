@@ -21,6 +21,7 @@ from autodist_py.kernel.analysis.batch_layout.layouts import (
     SHAPE,
     SHARDED,
     BatchLayout,
+    Block,
 )
 from autodist_py.kernel.ir.node import node
 from tests.support.rule_inputs import ATTRIBUTES, ATTRIBUTES_BY_OP, BY_NAME, BY_OP, EXAMPLES, OTHERS, ROWS, Drawn
@@ -47,7 +48,7 @@ class Sample:
     values: tuple[np.ndarray, ...]
     layouts: tuple[BatchLayout, ...]
     axes: tuple[int, ...]
-    blocks: tuple[int | None, ...]
+    blocks: tuple[Block | None, ...]
     constant: tuple[bool, ...]
     parts: tuple[int, ...]
 
@@ -69,7 +70,9 @@ class Sample:
     def of_replicas(self, rng: np.random.Generator, combined: Collection[int]) -> Iterator[list[np.ndarray]]:
         """The inputs of each replica; those `combined` are the whole batch's."""
         own = [
-            [value] * len(self.parts) if index in combined else _parts(rng, value, layout, axis, block or 1, self.parts)
+            [value] * len(self.parts)
+            if index in combined
+            else _parts(rng, value, layout, axis, block.rows if block else 1, self.parts)
             for index, (value, layout, axis, block) in enumerate(
                 zip(self.values, self.layouts, self.axes, self.blocks, strict=True)
             )
@@ -284,9 +287,9 @@ def _layout_anywhere(rng: np.random.Generator, value: np.ndarray, name: str) -> 
     return (REPLICATED, 0) if not rng.integers(5) else ((MIXED, axis) if axis else (SHARDED, 0))
 
 
-def _block(value: np.ndarray, layout: BatchLayout) -> int | None:
+def _block(value: np.ndarray, layout: BatchLayout) -> Block | None:
     if layout is SHARDED:
-        return value.shape[0] // EXAMPLES
+        return Block(value.shape[0] // EXAMPLES)
     if layout is COUNT:
-        return int(value) // EXAMPLES
-    return int(value[0]) // EXAMPLES if layout is SHAPE else None
+        return Block(int(value) // EXAMPLES)
+    return Block(int(value[0]) // EXAMPLES) if layout is SHAPE else None

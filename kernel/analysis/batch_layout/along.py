@@ -391,13 +391,13 @@ def _smaller(operands: Operands, reads: tuple[Along, ...]) -> Found:
     """Of a number of examples that is divided, or lessened, by a constant."""
     least = 1 if operands.node.op == "Sub" else 2
     by = operands.integers(1)
-    is_of_each = operands.layouts[0] is BatchLayout.COUNT and operands.blocks[0] == 1
+    is_of_each = operands.layouts[0] is BatchLayout.COUNT and operands.has_one_row(0)
     return replace(NUMBER, fewer=True) if is_of_each and by is not None and min(by, default=0) >= least else None
 
 
 def _part_of_rows(operands: Operands, reads: tuple[Along, ...]) -> Found:
     """Of a slice of rows, one for each example, from or to a place in the batch."""
-    is_of_each = operands.layouts[0] is BatchLayout.SHARDED and operands.blocks[0] == 1
+    is_of_each = operands.layouts[0] is BatchLayout.SHARDED and operands.has_one_row(0)
     return BY_PLACE if is_of_each and any(read.fewer for read in reads[1:]) else None
 
 

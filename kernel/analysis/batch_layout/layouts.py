@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -83,6 +84,16 @@ To all others the sizes in a shape are numbers to compute with: those of the who
 Rule = Callable[["Operands"], BatchLayout | tuple[BatchLayout, ...]]
 
 
+class Block(NamedTuple):
+    """How many rows each example has, and of which batch it is: batches may have several numbers of examples."""
+
+    rows: int
+    batch: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.rows}@{self.batch}" if self.batch else str(self.rows)
+
+
 @dataclass(frozen=True)
 class Operands:
     """One op, and what is known of its data inputs."""
@@ -95,7 +106,7 @@ class Operands:
     row: tuple[int | None, ...] | None
     """The static shape of one row of the first input, as far as it is known."""
     constants: tuple[np.ndarray | None, ...]
-    blocks: tuple[int | None, ...] = ()
+    blocks: tuple[Block | None, ...] = ()
     """How many rows of each input, or of what it has the shape of, or places in, each example has; None: not known."""
     shapes: tuple[tf.TensorShape, ...] = ()
     """The static shape of each input."""
@@ -107,7 +118,7 @@ class Operands:
         symbols: Sequence[tf.Tensor],
         layouts: Sequence[BatchLayout],
         constants: Sequence[np.ndarray | None],
-        blocks: Sequence[int | None] = (),
+        blocks: Sequence[Block | None] = (),
     ) -> "Operands":
         """What a rule is told about `node`, whose data inputs are `symbols`: of these only shapes are asked."""
         shapes = [symbol.shape for symbol in symbols]
@@ -126,7 +137,12 @@ class Operands:
     @property
     def block(self) -> int | None:
         """How many rows of the first input each example has; None where it is not known."""
-        return self.blocks[0] if self.blocks and self.layouts[0] is SHARDED else None
+        return self.blocks[0].rows if self.blocks and self.blocks[0] and self.layouts[0] is SHARDED else None
+
+    def has_one_row(self, index: int) -> bool:
+        """Whether each example has one row of that input, or of what it tells the size of."""
+        block = self.blocks[index]
+        return block is not None and block.rows == 1
 
     def integers(self, index: int) -> list[int] | None:
         """The constant input `index` as integers; None where it is no constant."""

@@ -8,6 +8,7 @@ Before → after, of two batches with one row for each example:
     tf.split(tf.concat([a, b], 0), 4) → not known: halves of a replica's examples
 """
 
+import re
 from dataclasses import replace
 
 from autodist_py.kernel.analysis.batch_layout.along import Along
@@ -55,11 +56,11 @@ def _number(operands: Operands, index: int) -> str:
 
 
 def _part(joined: Along, part: str) -> Along:
-    return replace(joined, joined="" if part.isdecimal() else part)
+    return replace(joined, joined="" if re.fullmatch(r"\d+(@\d+)?", part) else part)
 
 
 def _parts(joined: str) -> list[str]:
-    """What was joined, in order: "(1 (1 1))" has the parts "1" and "(1 1)"."""
+    """What was joined, in order: "(1 (1 1@1))" has the parts "1" and "(1 1@1)"."""
     found, depth = [""], 0
     for letter in joined[1:-1]:
         depth += (letter == "(") - (letter == ")")

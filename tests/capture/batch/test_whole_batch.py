@@ -463,6 +463,37 @@ def test_rows_of_a_tensor_product_are_gathered_where_its_result_is_read_in_a_fix
     assert_equivalent(step, [(rng.normal(size=(4, 3, 5)),) for _ in range(3)], replicas=REPLICAS, tolerance=1e-9)
 
 
+OF_TWO_BATCHES = {
+    "joined in two orders": lambda a, b, w: tf.concat([tf.tanh(a @ w), tf.tanh(b @ w)], 0) * tf.concat([b, a], 0),
+    "as many as the other has": lambda a, b, w: tf.tanh(tf.concat([a, b], 0) @ w)[: tf.shape(b)[0]],
+    "after as many as the other has": lambda a, b, w: tf.tanh(tf.concat([a, b], 0) @ w)[tf.shape(b)[0] :],
+    "zeros before": lambda a, b, w: tf.concat([tf.zeros_like(b), tf.tanh(a @ w)], 0) * tf.concat([a, b], 0),
+    "drawn before": lambda a, b, w: (
+        tf.concat([tf.random.stateless_normal(tf.shape(b), [1, 2], dtype=tf.float64) * 0.0 + b, tf.tanh(a @ w)], 0)
+        * tf.concat([a, b], 0)
+    ),
+}
+
+
+@pytest.mark.parametrize("rows", OF_TWO_BATCHES.values(), ids=OF_TWO_BATCHES.keys())
+def test_rows_of_batches_of_two_sizes_stand_at_other_places(rows: Callable[..., tf.Tensor]) -> None:
+    """Of 6 and 12 rows in three parts each, those of the other batch are not where this one's would be."""
+    rng = np.random.default_rng(4)
+    weight, steps = tf.Variable(rng.normal(size=(3, 3))), 3
+    sources = [
+        tf.data.Dataset.from_tensor_slices(rng.normal(size=(count * steps, 3))).batch(count) for count in (12, 6)
+    ]
+    iterator = iter(tf.data.Dataset.zip(tuple(sources)).repeat())
+
+    def step() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(rows(*next(iterator), weight))
+        weight.assign_sub(0.01 * tape.gradient(loss, weight))
+        return loss
+
+    assert_equivalent(step, [()] * steps, replicas=REPLICAS, tolerance=1e-9)
+
+
 def test_shapes_of_other_rows_of_an_iterator_differ_by_their_numbers() -> None:
     """Three labelled examples, and nine others, are cut in the same proportions."""
     rng = np.random.default_rng(4)

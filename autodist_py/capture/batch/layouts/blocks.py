@@ -9,8 +9,9 @@ import tensorflow as tf
 from autodist_py.capture.batch.layouts.constants import Constants
 from autodist_py.capture.batch.layouts.loops import RUNS
 from autodist_py.capture.batch.layouts.regions import Sources
-from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout, Operands
-from autodist_py.kernel.ir.names import op_of
+from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout, Block, Operands
+from autodist_py.kernel.ir.names import parse
+from autodist_py.kernel.ir.node import reads_of
 
 _WITH_BLOCKS = frozenset(
     {
@@ -48,14 +49,20 @@ class Blocks:
 
     def __init__(self, tensor_of: Callable[[str], tf.Tensor], sources: Sources, table: Layouts, constants: Constants):
         self._tensor_of, self._sources, self._table, self._constants = tensor_of, sources, table, constants
-        self._found: dict[str, int | None] = {}
-        self._given: dict[str, int | None] = {}
+        self._found: dict[str, Block | None] = {}
+        self._given: dict[str, Block | None] = {}
 
-    def of(self, op: str) -> int | None:
-        """How many rows each example has in what `op` returns, or in what that is the shape of; None: not known."""
-        return self._found.get(op)
+    def of(self, tensor: str) -> Block | None:
+        """How many rows each example has in `tensor`, or in what that is the shape of; None: not known."""
+        name = parse(tensor)
+        if str(name) in self._sources.rows:
+            return Block(1, self._sources.rows[str(name)])
+        op = self._tensor_of(tensor).op if name.output else None
+        if op is not None and op.type == "ShapeN":
+            return self.of(op.inputs[name.output].name)
+        return self._found.get(name.op)
 
-    def give(self, op: str, block: int | None) -> None:
+    def give(self, op: str, block: Block | None) -> None:
         """Take it for what is told, whatever `op` reads."""
         self._given[op] = block
 
@@ -67,30 +74,32 @@ class Blocks:
         """Find them for `node`, whose layouts are known."""
         self._found[node.name] = self._given[node.name] if node.name in self._given else self._block(node)
 
-    def _block(self, node: tf.compat.v1.NodeDef) -> int | None:
+    def _block(self, node: tf.compat.v1.NodeDef) -> Block | None:
         """How many rows each example has in what `node` computes, or in what that is the shape of; None: not known."""
         if node.name in self._sources.ops:
-            return 1
+            return self._sources.block_of(node.name, map(self.of, reads_of(node)))
         layout = self._table.found[node.name][0]
         if layout in (BatchLayout.SHAPE, BatchLayout.COUNT) and node.op not in _FROM_SHAPE:
             return None
         reads = [name for name in node.input if not name.startswith("^") and self._table.layout(name) in _WITH_BLOCKS]
         if node.op in ("Reshape", "SparseReshape") and reads and self._table.layout(reads[-1]) is BatchLayout.SHAPE:
-            return self._found.get(op_of(reads[-1]))
-        known = (block for name in reads if (block := self._found.get(op_of(name))) is not None)
+            return self.of(reads[-1])
+        known = (block for name in reads if (block := self.of(name)) is not None)
         if node.op == "Merge" or node.op in RUNS:
-            blocks = {self._found.get(op_of(name)) for name in reads}
+            blocks = set(map(self.of, reads))
             return blocks.pop() if len(blocks) == 1 else None
         block = next(known, None)
         if node.op == "Prod" and block is not None and self._tensor_of(node.input[0]).shape != [1]:
             first, *others = self._constants.sizes(node.input[0]) or (0,)
             fixed = [size for size in others if size is not None]
-            return block * math.prod(fixed) if first is None and fixed == others else None
+            is_known = first is None and fixed == others
+            return block._replace(rows=block.rows * math.prod(fixed)) if is_known else None
         if node.op != "Reshape" or block is None:
             return block
         sizes = [self._tensor_of(name).shape[1:].num_elements() for name in (node.input[0], f"{node.name}:0")]
         whole = [size for size in sizes if size]
-        return block * whole[0] // whole[1] if len(whole) == 2 and not block * whole[0] % whole[1] else None
+        is_known = len(whole) == 2 and not block.rows * whole[0] % whole[1]
+        return block._replace(rows=block.rows * whole[0] // whole[1]) if is_known else None
 
     def operands(self, node: tf.compat.v1.NodeDef, reads: Sequence[str], layouts: tuple[BatchLayout, ...]) -> Operands:
         """What a rule is told about `node`, whose data inputs `reads` are of these layouts."""
@@ -103,7 +112,7 @@ class Blocks:
                 for tensor, layout in zip(reads, layouts, strict=True)
             ],
             [
-                self._found.get(op_of(tensor)) if layout in _WITH_BLOCKS else None
+                self.of(tensor) if layout in _WITH_BLOCKS else None
                 for tensor, layout in zip(reads, layouts, strict=True)
             ],
         )

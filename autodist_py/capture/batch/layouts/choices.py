@@ -83,15 +83,13 @@ class Choices:
         """Whether what `node` reads of chosen rows, of distinct elements or of places is of the same ones."""
         if len(self._chosen_by(node)) > 1 or len({self.sets.get(op_of(name)) for name in self._of_sets(reads)}) > 1:
             return False
-        of_places = [
-            op_of(name) for name, one in zip(reads, layouts, strict=True) if one is BatchLayout.SELECTED_INDICES
-        ]
-        of_rows = [op_of(name) for name, one in zip(reads, layouts, strict=True) if one is BatchLayout.SHARDED]
+        of_places = [name for name, one in zip(reads, layouts, strict=True) if one is BatchLayout.SELECTED_INDICES]
+        of_rows = [name for name, one in zip(reads, layouts, strict=True) if one is BatchLayout.SHARDED]
         if self._takes(node) and layouts[0] in _OF_CHOICES:
             return self._chosen_in(op_of(reads[1])) == self._choices.get(op_of(reads[0]), node.name)
-        if any(self._chosen_in(op) for op in of_places) and node.op not in _ON_PLACES:
+        if any(self._chosen_in(op_of(name)) for name in of_places) and node.op not in _ON_PLACES:
             return False
-        blocks = {self._blocks.of(op) for op in (*of_places, *of_rows)}
+        blocks = {self._blocks.of(tensor) for tensor in (*of_places, *of_rows)}
         return not (of_places and of_rows) or (len(blocks) == 1 and None not in blocks)
 
     def _chosen_in(self, op: str) -> str:

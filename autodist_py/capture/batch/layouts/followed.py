@@ -87,7 +87,7 @@ class Followed:
         """What is known of `tensor`, which `reader` gives to a function."""
         known = self._known_of(reader, tensor)
         constant = self._constants.value(tensor) if known.layout is BatchLayout.REPLICATED else None
-        return Argument(known, constant, self._blocks.of(op_of(tensor)))
+        return Argument(known, constant, self._blocks.of(tensor))
 
     def along_of(self, tensor: str) -> Along | None:
         """How `tensor`, whose layout does not say it, goes along examples, as far as it was followed."""

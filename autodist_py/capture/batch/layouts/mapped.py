@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from autodist_py.kernel.analysis.batch_layout.along import ROW_BY_ROW
 from autodist_py.kernel.analysis.batch_layout.following import UNKNOWN, Known, known_by
-from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout
+from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout, Block
 from autodist_py.kernel.analysis.batch_layout.lists import UNSET_FOR_EXAMPLES
 from autodist_py.kernel.ir.graph import READS_VARIABLE
 
@@ -36,7 +36,7 @@ class Argument(NamedTuple):
 
     known: Known
     constant: np.ndarray | None
-    block: int | None
+    block: Block | None
 
     @property
     def is_zero(self) -> bool:
@@ -90,7 +90,7 @@ def mapped(body: Body, arguments: Sequence[Argument]) -> list[Known]:
     return [_returned(body, index, argument, given[index], found) for index, argument in enumerate(arguments)]
 
 
-def _given(body: Body, index: int, argument: Argument, block: int) -> _Value | None:
+def _given(body: Body, index: int, argument: Argument, block: Block) -> _Value | None:
     """What the turns are given; None: what is not known, or not the same in all."""
     layout, along = argument.known
     if along == UNSET_FOR_EXAMPLES:
@@ -158,10 +158,10 @@ def _packed(symbol: tf.Tensor) -> list[tf.Tensor]:
     return list(source.op.inputs) if source.op.type == "Pack" else [source]
 
 
-def _block_of_bounds(body: Body, arguments: Sequence[Argument], counters: set[int]) -> int | None:
+def _block_of_bounds(body: Body, arguments: Sequence[Argument], counters: set[int]) -> Block | None:
     """Of how many rows an example has when the loop turns once for each; None: it does not."""
     places = {id(symbol): index for index, symbol in enumerate(body.condition.inputs)}
-    blocks = set[int | None]()
+    blocks = set[Block | None]()
     for term in _terms(body.condition.outputs[0]):
         if term.op.type != "Less":
             return None

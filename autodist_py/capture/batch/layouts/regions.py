@@ -1,13 +1,13 @@
 """The ops of a captured program by what they are for, and what a replica is given: found before any layout is."""
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
 import tensorflow as tf
 
 from autodist_py.capture.recording.layers import LayerCall
-from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout
+from autodist_py.kernel.analysis.batch_layout.layouts import BatchLayout, Block
 from autodist_py.kernel.ir.batched import batched_tensors
 from autodist_py.kernel.ir.dataflow import CLOCK, random_ops
 from autodist_py.kernel.ir.graph import ITERATOR_NEXT, SHOWS, VARIABLE_OP, GraphView
@@ -112,7 +112,7 @@ class Sources:
     Attributes:
         graph: all that was captured.
         markers: of the gradients.
-        rows: tensors that have a row for each example.
+        rows: tensors that have a row for each example of a batch, and of which one.
         random: ops that give another result on each replica though what they read is equal.
         unknown: ops that give each worker something of its own, of which it is not known what.
         is_local: whether each worker is given its own part of the batch.
@@ -120,7 +120,7 @@ class Sources:
 
     graph: GraphView
     markers: Set[str]
-    rows: Set[str]
+    rows: Mapping[str, int]
     random: Set[str]
     unknown: Set[str]
     is_local: bool
@@ -132,7 +132,7 @@ class Sources:
         if batch == "local":
             unknown |= {one.name for one in item.inputs if one.kind == "feed" and not one.batched}
             unknown |= {node.name for node in whole.of_type(ITERATOR_NEXT)}
-        rows = {str(parse(tensor.name)) for tensor in batched_tensors(item, whole)}
+        rows = {str(parse(tensor.name)): tensor.batch for tensor in batched_tensors(item, whole)}
         return cls(whole, markers, rows, random_ops(whole), unknown, batch == "local")
 
     @cached_property
@@ -144,6 +144,15 @@ class Sources:
     def of_examples(self) -> Set[str]:
         """The ops that are computed from what differs otherwise than by being drawn."""
         return self.graph.dataflow_descendants(self.ops - self.random, blocked=self.markers)
+
+    def block_of(self, op: str, given: Iterable[Block | None]) -> Block | None:
+        """How many rows each example has in what this source returns, whose inputs have those that are `given`.
+
+        What is random has a row for each example of that batch of which it is told the number, where there are several.
+        """
+        if op not in self.random or len(set(self.rows.values())) <= 1:
+            return Block(1)
+        return next((Block(1, block.batch) for block in given if block is not None), None)
 
     def of_source(self, node: tf.compat.v1.NodeDef) -> tuple[BatchLayout, ...] | None:
         """The layouts of what a replica is given, as its part of the batch; None: `node` computes what it returns."""

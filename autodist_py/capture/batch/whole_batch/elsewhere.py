@@ -126,7 +126,7 @@ class Elsewhere:
         known = tuple(sizes) if sizes else None
         if layout is REPLICATED:
             return Held(layout, sizes=known, is_zero=self._is_zero(tensor))
-        return Held(layout, sizes=known, block=self._blocks.of(op_of(tensor)))
+        return Held(layout, sizes=known, block=self._blocks.of(tensor))
 
     def give_up(self, reads: Iterable[str]) -> None:
         """Let what began these be computed of the whole batch."""

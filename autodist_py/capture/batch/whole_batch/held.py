@@ -22,6 +22,7 @@ from autodist_py.kernel.analysis.batch_layout.layouts import (
     SHAPE,
     SHARDED,
     BatchLayout,
+    Block,
 )
 from autodist_py.kernel.analysis.batch_layout.lists import MAKES as MAKES_LIST
 from autodist_py.kernel.analysis.batch_layout.lists import UNSET
@@ -43,7 +44,7 @@ class Held(NamedTuple):
     along: Along | None = None
     element: "Held | None" = None
     sizes: tuple[int, ...] | None = None
-    block: int | None = None
+    block: Block | None = None
     is_zero: bool = False
 
     @property
@@ -87,7 +88,7 @@ def after_turn(taken: Held, found: Held) -> Held:
     return Held(PARTIAL_SUM) if is_begun else either(taken, found)
 
 
-def placed(layout: BatchLayout, along: Along | None, symbol: tf.Tensor, block: int | None = None) -> Held:
+def placed(layout: BatchLayout, along: Along | None, symbol: tf.Tensor, block: Block | None = None) -> Held:
     """What `symbol` is, of which the rules say that it is of this layout, and goes along examples so."""
     if layout in (REPLICATED, SHARDED, SHAPE, COUNT):
         return Held(layout, block=block if layout is SHARDED else None)

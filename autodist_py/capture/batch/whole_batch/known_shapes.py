@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist_py.capture.batch.layouts.constants import Constants
+from autodist_py.kernel.analysis.batch_layout.layouts import Block
 from autodist_py.kernel.ir.graph import GraphView, has_function_attribute
 from autodist_py.kernel.ir.names import parse
 from autodist_py.kernel.ir.node import reads_of
@@ -85,16 +86,16 @@ class KnownShapes:
         sizes = [1 if at in axes else size for at, size in enumerate(whole.as_list()) if kept or at not in axes]
         self._noted[str(parse(f"{node.name}:0"))] = tf.TensorShape(sizes)
 
-    def note_rows(self, node: tf.compat.v1.NodeDef, given: int | None, made: int | None) -> None:
+    def note_rows(self, node: tf.compat.v1.NodeDef, given: Block | None, made: Block | None) -> None:
         """Note how long the rows are that `node` reshapes others to, of which each example has as many as these."""
         row, shape = self.of(node.input[0])[1:].num_elements(), self.of(f"{node.name}:0")
-        if row is None or shape.rank is None or not given or not made:
+        if row is None or shape.rank is None or given is None or made is None or given.batch != made.batch:
             return
         sizes = shape.as_list()
         missing = [at for at, size in enumerate(sizes) if at and size is None]
         others = int(np.prod([size for size in sizes[1:] if size is not None]))
         if len(missing) == 1 and others:
-            sizes[missing[0]] = row * given // made // others
+            sizes[missing[0]] = row * given.rows // made.rows // others
             self._noted[str(parse(f"{node.name}:0"))] = tf.TensorShape(sizes)
 
 

@@ -85,7 +85,7 @@ class WholeBatch(Values):
                 self.found[name] = self._visit(node)
                 self._blocks.note(node)
                 if node.op == "Reshape" and {self.layout(f"{name}:0"), self.layout(node.input[0])} == {SHARDED}:
-                    self.shapes.note_rows(node, self._blocks.of(op_of(node.input[0])), self._blocks.of(name))
+                    self.shapes.note_rows(node, self._blocks.of(node.input[0]), self._blocks.of(name))
             self._early |= Early(self.graph, self.found, self.layout, self.edges, self.shapes).made_by()
             self._whole_turns |= self._turned_whole()
             if self.arguments is None:
@@ -196,7 +196,7 @@ class WholeBatch(Values):
 
     def of_function(self, function: Function, arguments: Sequence[Held]) -> list[Held] | None:
         """See Values."""
-        sources = Sources(function.view, set(), set(), function.random, set(), is_local=False)
+        sources = Sources(function.view, set(), {}, function.random, set(), is_local=False)
         given = dict(zip((symbol.op.name for symbol in function.graph.inputs), arguments, strict=True))
         results = [symbol.name for symbol in function.graph.outputs]
         inner = WholeBatch(
@@ -332,7 +332,7 @@ class WholeBatch(Values):
             return False
         cut = self.graph.nodes[op_of(part.input[0])]
         is_of_it = cut.op == "Slice" and parse(cut.input[0]) == parse(whole.input[0])
-        return is_of_it and self._blocks.of(cut.name) == self._blocks.of(op_of(whole.input[0])) is not None
+        return is_of_it and self._blocks.of(cut.name) == self._blocks.of(whole.input[0]) is not None
 
     def _with_shares(
         self, node: tf.compat.v1.NodeDef, reads: Sequence[str], layouts: tuple[BatchLayout, ...]

@@ -182,7 +182,8 @@ def _find_op(
     alone = script.record("ops", one_device, "on one device, with the values of its ops")
     again = compare_steps(plain, {0: [replace(step, ops={}) for step in alone[0]]}, tolerance)
     together = script.record("ops", distributed, "on all workers, with the values of its ops")
-    first = compare_steps(alone[0], together, tolerance)["ops"].first
+    parted = compare_steps(alone[0], together, tolerance)
+    first = parted["ops"].first
     if first is None:
         _say(
             console, "no op whose value for the whole batch is known parts: what does is a gradient's, or inside a loop"
@@ -200,7 +201,7 @@ def _find_op(
             f"the script does something else each time it runs on one device: '{changing[0]}' parts at step "
             f"{changing[1]}. Look for the clock, or random numbers without a seed",
         )
-    elif rounded is not None and rounded != first:
+    elif rounded is not None and rounded != _first(parted):
         _say(
             console,
             f"{rounded[0]}, at step {rounded[1]}, differs too, and is small beside the step's largest values: it may "

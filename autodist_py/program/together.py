@@ -86,9 +86,9 @@ def _data_error(error: tf.errors.OpError) -> Exception | None:
         return tf.errors.OutOfRangeError(error.node_def, error.op, f"End of sequence on workers {workers}")
     if what == UNEVEN_DATA:
         return ClusterError(
-            "what iterators give has several numbers of rows, and each worker must have one share of them all, by "
+            "the batches of a step have several numbers of rows, and each worker must have one share of them all, by "
             f"which its means count; on workers {workers} the shares differ. Give all workers the same batches "
-            '(batch="global"), or batches of the same sizes'
+            '(batch="global"), or batches of sizes in the same proportions'
         )
     return ClusterError(
         f"every worker must be given the same global batch, but what the iterator gives on workers {workers} differs "

@@ -31,9 +31,9 @@ class SplitBatch:
     Ensures: each op of replica i that read a batched tensor reads its part of the rows. Parts are contiguous and in
         replica order, and the first ones are a row longer where the rows do not divide, so together they are the
         batch in its order. With `batch="global"` the parts are those of all replicas of the cluster; with "local",
-        of this worker's. Where all replicas of the cluster step together, one that is left without any computes with a
-        row of another's part, and counts for nothing. Several batches may have other numbers of rows: all are cut in
-        the same proportions.
+        of this worker's. Where all replicas of the cluster step together, one that is left without any computes with
+        rows of another's part, and counts for nothing. Several batches may have several numbers of rows: all are cut in
+        the same proportions, and no replica has a single row of one of them that has more.
         `program.replication.batch` names the tensors that count the rows, of the replicas that step together.
 
     Example, on one worker of two replicas: `w -= mean(x)`.
@@ -134,7 +134,7 @@ def _split(program: Program, tensors: list[tf.Tensor], batches: Sequence[int], c
 
 
 def _units(lengths: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor] | list[None], tf.Tensor | int]:
-    """Into how many units batches of these lengths are cut alike; the rows of a unit; how many a replica has, if any.
+    """Into how many units batches of these lengths are cut; the rows of a unit; the fewest units of who has any.
 
     A single row of one batch would be paired with any number of another's, where on one device the lengths differ and
     the op fails. So that it fails here, too, no replica has one row alone of a batch of several.

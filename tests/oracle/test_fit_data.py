@@ -96,6 +96,43 @@ def test_pairs_of_batches_of_several_sizes_are_trained_on_as_on_one_device(clust
     same(cluster.run(pairs_of_batches))
 
 
+class Summed(keras.Sequential):
+    """Its losses are sums, which no rows leave as they are."""
+
+    def train_step(self, data: Any) -> Any:
+        x, others = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(self(x) ** 2) + 0.1 * tf.reduce_sum(self(others) ** 4)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        return {"loss": loss}
+
+
+def pairs_without_rows() -> dict[str, Any]:
+    """In the second step there are none of the first batch, in the third none of the other."""
+    steps = [(X[:4], X[4:6]), (X[:0], X[6:10]), (X[8:14], X[:0]), (X[10:14], X[4:6])]
+
+    def train() -> dict[str, Any]:
+        rows = tf.TensorSpec([None, 6], tf.float64)
+        dataset = tf.data.Dataset.from_generator(lambda: iter(steps), output_signature=(rows, rows))
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(len(steps)))
+        return fitted(compiled("adam", lambda: Summed([keras.layers.Dense(3)]), metrics=None), dataset)
+
+    expected = train()
+    with AutoDist() as autodist, autodist.scope():
+        values = train()
+    for name, wanted in expected.items():
+        assert_close(values[name], wanted, name, TOLERANCE)
+    with AutoDist(batch="local") as autodist, autodist.scope():
+        if autodist.num_workers > 1:
+            with pytest.raises(AutoDistError, match=r"to train 'summed.*': the first part of the data has no rows"):
+                train()
+    return values
+
+
+def test_a_step_may_have_no_rows_of_one_of_its_batches(cluster: Cluster) -> None:
+    same(cluster.run(pairs_without_rows))
+
+
 def pairs_of_own_parts() -> dict[str, Any]:
     """The chief has a step more than the others; sizes that part in a later step only are refused."""
     rows = tf.TensorSpec([None, 6], tf.float64)

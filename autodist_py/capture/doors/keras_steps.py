@@ -215,6 +215,12 @@ class Steps:
 
     def _shared_step(self, data: Any) -> Any:
         num_rows, has_next = _num_rows(data), self._has_next
+        if self._workers.batch == "local" and num_rows and not _sizes(data)[0]:
+            raise CaptureError(
+                f"{self._name}: the first part of the data has no rows, and another has {num_rows}. With "
+                'AutoDist(batch="local") the first part says whether a worker has examples; give it some in each step, '
+                'or all workers the same data (batch="global")'
+            )
         own_digest = _digest(data) if self._workers.batch == "global" else 0
         logs, some, all_, rows, digest = self._step(
             data, np.full([num_rows], has_next, np.float32), np.full([num_rows], own_digest, np.float32)
@@ -265,12 +271,17 @@ def _next(iterator: Iterator[Any]) -> Any:
 
 
 def _num_rows(data: Any) -> int:
-    return int(next(np.shape(leaf)[0] for leaf in tf.nest.flatten(data) if leaf is not None))
+    """Of the first of its batches that has any."""
+    return next(filter(None, _sizes(data)), 0)
+
+
+def _sizes(data: Any) -> list[int]:
+    return [int(np.shape(leaf)[0]) for leaf in tf.nest.flatten(data) if leaf is not None]
 
 
 def _most_parts(data: Any) -> int:
-    """Into how many parts the rows can be cut for certain, none of which is empty (see the pass split-batch)."""
-    sizes = {int(np.shape(leaf)[0]) for leaf in tf.nest.flatten(data) if leaf is not None}
+    """Into how many parts the rows can be cut at least, none of which is empty (see the pass split-batch)."""
+    sizes = set(_sizes(data))
     return sizes.pop() if len(sizes) == 1 else math.gcd(*sizes) // 2
 
 

@@ -469,10 +469,13 @@ OF_TWO_BATCHES = {
     "after as many as the other has": lambda a, b, w: tf.tanh(tf.concat([a, b], 0) @ w)[tf.shape(b)[0] :],
     "zeros before": lambda a, b, w: tf.concat([tf.zeros_like(b), tf.tanh(a @ w)], 0) * tf.concat([a, b], 0),
     "drawn before": lambda a, b, w: (
-        tf.concat([tf.random.stateless_normal(tf.shape(b), [1, 2], dtype=tf.float64) * 0.0 + b, tf.tanh(a @ w)], 0)
-        * tf.concat([a, b], 0)
+        tf.concat([beside_drawn(b), tf.tanh(a @ w)], 0) * tf.concat([a, beside_drawn(b)], 0)
     ),
 }
+
+
+def beside_drawn(rows: tf.Tensor) -> tf.Tensor:
+    return 0.0 * tf.random.stateless_normal(tf.shape(rows), [1, 2], dtype=tf.float64) + rows
 
 
 @pytest.mark.parametrize("rows", OF_TWO_BATCHES.values(), ids=OF_TWO_BATCHES.keys())

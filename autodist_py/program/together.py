@@ -86,7 +86,7 @@ def _data_error(error: tf.errors.OpError) -> Exception | None:
         return tf.errors.OutOfRangeError(error.node_def, error.op, f"End of sequence on workers {workers}")
     if what == UNEVEN_DATA:
         return ClusterError(
-            "the batches of a step have several numbers of rows, and each worker must have one share of them all, by "
+            "the batches of a step have several numbers of rows. Each worker must have one share of them all, by "
             f"which its means count; on workers {workers} the shares differ. Give all workers the same batches "
             '(batch="global"), or batches of sizes in the same proportions'
         )

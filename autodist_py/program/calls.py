@@ -106,7 +106,7 @@ class Calls:
         """Which tensors carry a batch: those that the user names, else those that share the first one's leading size.
 
         What the user names may be of several batches: of one are those that had the same size in all calls so far, or
-        in the first one where workers have parts of their own.
+        in the first one where workers have parts of their own. A single row beside several is for all of them.
 
         Raises:
             CaptureError: arguments that were of one batch in an earlier call have several sizes; or the user names as
@@ -117,6 +117,7 @@ class Calls:
         if self._batched is not None:
             are_batched = self._named_batched(structure, sizes)
             if before is None or not self._are_parts:
+                are_batched = are_batched if self._are_parts else _without_single_rows(are_batched, sizes)
                 return _numbered(are_batched, list(zip(before or are_batched, sizes, strict=True)))
         first = next((size for size in sizes if size is not None), None)
         batches = before or tuple(0 if size is not None and size == first else None for size in sizes)
@@ -214,6 +215,13 @@ class Calls:
 def is_plain(structure: Any) -> bool:
     """Whether all that is no tensor in it is known by its value, for ever, and takes no memory to speak of."""
     return all(isinstance(leaf, (Slot, *_PLAIN)) for leaf in tf.nest.flatten(structure))
+
+
+def _without_single_rows(are_batched: Sequence[bool], sizes: Sequence[int | None]) -> tuple[bool, ...]:
+    """What is batched, but for single rows beside batches of several."""
+    named = list(zip(are_batched, sizes, strict=True))
+    has_several = any(is_batched and size is not None and size > 1 for is_batched, size in named)
+    return tuple(is_batched and not (has_several and size == 1) for is_batched, size in named)
 
 
 def _numbered(are_batched: Sequence[bool], alike: Sequence[Hashable]) -> _Batches:

@@ -350,6 +350,24 @@ def named_arguments_may_be_of_several_batches() -> None:
         assert_close(own, wanted, f"value {number}")
 
 
+def a_row_for_all_may_be_beside_several_batches() -> None:
+    """Its gradient is a sum over the rows that it is paired with."""
+
+    def run(model: Regression, decorate: Callable[..., Any]) -> None:
+        def step(row: Any, x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                difference = tf.tanh(row * model.weight) - x
+                loss = tf.reduce_sum(tf.sqrt(tf.reduce_mean(difference**2, 0) + 1.0))
+            model.weight.assign_sub(0.1 * tape.gradient(loss, model.weight))
+            return loss
+
+        decorated = decorate(step)
+        for rows, many in ((1, 6), (6, 6), (1, 1), (1, 5)):
+            decorated(X[:rows] * 0.7, X[:many])
+
+    train_alike(run, batched=["row", "x"])
+
+
 def rows_of_other_numbers_are_not_paired() -> None:
     """On one device 4 rows cannot be added to 2, so one row is not given to a replica that has two of the others."""
     model = Regression()
@@ -662,6 +680,7 @@ CASES = [
     an_iterator_that_ends_early_on_the_chief_ends_the_step_everywhere,
     what_an_iterator_gives_may_have_several_numbers_of_rows,
     named_arguments_may_be_of_several_batches,
+    a_row_for_all_may_be_beside_several_batches,
     rows_of_other_numbers_are_not_paired,
     parts_of_other_proportions_on_each_worker_are_refused,
     iterators_that_differ_between_workers_are_found,

@@ -215,12 +215,8 @@ class Steps:
 
     def _shared_step(self, data: Any) -> Any:
         num_rows, has_next = _num_rows(data), self._has_next
-        if self._workers.batch == "local" and num_rows and not _sizes(data)[0]:
-            raise CaptureError(
-                f"{self._name}: the first part of the data has no rows, and another has {num_rows}. With "
-                'AutoDist(batch="local") the first part says whether a worker has examples; give it some in each step, '
-                'or all workers the same data (batch="global")'
-            )
+        if self._workers.batch == "local":
+            num_rows = self._num_own_rows(data)
         own_digest = _digest(data) if self._workers.batch == "global" else 0
         logs, some, all_, rows, digest = self._step(
             data, np.full([num_rows], has_next, np.float32), np.full([num_rows], own_digest, np.float32)
@@ -234,6 +230,21 @@ class Steps:
         self._ends.note(some, all_, digest, own_digest)
         self._count(rows)
         return logs
+
+    def _num_own_rows(self, data: Any) -> int:
+        """Of the first of this worker's batches: each worker's is taken for the same one in all steps.
+
+        Raises:
+            CaptureError: it has no rows, and another has.
+        """
+        first = _sizes(data)[0]
+        if not first and _num_rows(data):
+            raise CaptureError(
+                f"{self._name}: the first part of the data has no rows, and another has {_num_rows(data)}. With "
+                'AutoDist(batch="local") the first part says whether a worker has examples; give it some in each step, '
+                'or all workers the same data (batch="global")'
+            )
+        return first
 
     def _compare(self, *value: Any) -> list[Any]:
         """The value of each worker, in rank order; all workers ask at once."""
@@ -271,8 +282,8 @@ def _next(iterator: Iterator[Any]) -> Any:
 
 
 def _num_rows(data: Any) -> int:
-    """Of the first of its batches that has any."""
-    return next(filter(None, _sizes(data)), 0)
+    """Of the largest of its batches."""
+    return max(_sizes(data))
 
 
 def _sizes(data: Any) -> list[int]:

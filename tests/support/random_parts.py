@@ -93,6 +93,8 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "matmul_turned": _binary(lambda a, b: tf.matmul(a, b, transpose_b=True)),
     "covariance": _binary(lambda a, b: tf.matmul(a, b, transpose_a=True)),
     "concat": lambda a, b, choice: tf.concat([a, b], axis=choice % 2),
+    "concat both ways": lambda a, b, choice: tf.concat([a, b], 0) * tf.concat([b, a] if choice % 2 else [a, b], 0),
+    "rows of a concat": lambda a, b, choice: tf.concat([a, b], 0)[: tf.shape(b if choice % 2 else a)[0]],
     "stack": lambda a, b, choice: tf.stack([a, b], axis=choice % 2),
     "sum": _reduce(tf.reduce_sum),
     "mean": _reduce(tf.reduce_mean),

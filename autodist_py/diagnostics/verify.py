@@ -146,21 +146,19 @@ def compare_runs(
     comparisons = compare_steps(plain[0], trained, tolerance)
     _show(comparisons, console)
     steps = f"{len(plain[0])} step{'s' if len(plain[0]) > 1 else ''}"
-    parted = {kind: one.first for kind, one in comparisons.items() if one.first is not None}
-    if not parted:
+    parted = _first(comparisons)
+    if parted is None:
         largest = max(one.largest for one in comparisons.values())
         _say(console, f"equal: {steps} on one device and on {title}; the largest relative difference is {largest:.1e}")
         return True
-    if "inputs" in parted:
-        name, step = parted["inputs"]
+    if (other := comparisons["inputs"].first) is not None:
         _say(
             console,
-            f"different data: input '{name}' of step {step} is not what it is on one device, so there is nothing to "
-            "compare. Look for a shuffle without a seed, the clock, or a shard of the data per worker",
+            f"different data: input '{other[0]}' of step {other[1]} is not what it is on one device, so there is "
+            "nothing to compare. Look for a shuffle without a seed, the clock, or a shard of the data per worker",
         )
         return False
-    name, step = min(parted.values(), key=lambda first: first[1])
-    _say(console, f"different: '{name}' is the first to part, at step {step} of {steps}")
+    _say(console, f"different: '{parted[0]}' is the first to part, at step {parted[1]} of {steps}")
     try:
         _find_op(script, plain[0], one_device, distributed, tolerance, console)
     except AutoDistError as error:
@@ -182,8 +180,7 @@ def _find_op(
     alone = script.record("ops", one_device, "on one device, with the values of its ops")
     again = compare_steps(plain, {0: [replace(step, ops={}) for step in alone[0]]}, tolerance)
     together = script.record("ops", distributed, "on all workers, with the values of its ops")
-    parted = compare_steps(alone[0], together, tolerance)
-    first = parted["ops"].first
+    first = compare_steps(alone[0], together, tolerance)["ops"].first
     if first is None:
         _say(
             console, "no op whose value for the whole batch is known parts: what does is a gradient's, or inside a loop"
@@ -194,17 +191,17 @@ def _find_op(
     if changing is not None:
         twice = script.record("ops", one_device, "on one device once more, with the values of its ops")
         changing = _first(compare_steps(alone[0], twice, tolerance))
-    rounded = _first(compare_steps(alone[0], together, tolerance, with_zeros=False))
+    rounded = rounded_first(alone[0], together, tolerance)
     if changing is not None:
         _say(
             console,
             f"the script does something else each time it runs on one device: '{changing[0]}' parts at step "
             f"{changing[1]}. Look for the clock, or random numbers without a seed",
         )
-    elif rounded is not None and rounded != _first(parted):
+    elif rounded is not None:
         _say(
             console,
-            f"{rounded[0]}, at step {rounded[1]}, differs too, and is small beside the step's largest values: it may "
+            f"{rounded[0]}, at step {rounded[1]}, differs too, and is small beside the step's largest values. It may "
             "be rounding alone, as the gradient of a bias before a normalization is. Optimizers that divide a gradient "
             "by its size, as Adam and LAMB do, make large numbers of it. Leave such a variable out (use_bias=False)",
         )
@@ -215,6 +212,16 @@ def _find_op(
             'batch_statistics="replica" each normalizes its own examples. What a compressor or a looser consistency '
             "gives up, `autodist plan` says; docs/exactness.md lists what cannot be equal",
         )
+
+
+def rounded_first(
+    expected: Sequence[Step], actual: Mapping[int, Sequence[Step]], tolerance: float | None
+) -> tuple[str, int] | None:
+    """The first value that differs, and is zero beside its step's largest; None: what parts is none of these."""
+    found, parted = (
+        _first(compare_steps(expected, actual, tolerance, with_zeros=with_zeros)) for with_zeros in (False, True)
+    )
+    return None if found == parted else found
 
 
 def _first(comparisons: Mapping[str, Comparison]) -> tuple[str, int] | None:

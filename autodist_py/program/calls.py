@@ -116,8 +116,9 @@ class Calls:
         before = self._before.get(kind)
         if self._batched is not None:
             are_batched = self._named_batched(structure, sizes)
+            if not self._are_parts:
+                are_batched = _without_single_rows(are_batched, sizes)
             if before is None or not self._are_parts:
-                are_batched = are_batched if self._are_parts else _without_single_rows(are_batched, sizes)
                 return _numbered(are_batched, list(zip(before or are_batched, sizes, strict=True)))
         first = next((size for size in sizes if size is not None), None)
         batches = before or tuple(0 if size is not None and size == first else None for size in sizes)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from autodist_py import AutoDist
 from autodist_py.diagnostics.recording import RecordedEnough, Recorder, Step, recorded_steps
-from autodist_py.diagnostics.verify import compare_steps
+from autodist_py.diagnostics.verify import compare_steps, rounded_first
 from autodist_py.proto.errors import AutoDistError
 from tests.support.processes import AUTODIST
 
@@ -208,6 +208,18 @@ def values(**arrays):
 
 def step(weight, loss=1.0):
     return Step(inputs=values(x=[1.0]), ops={}, results=values(loss=loss), variables=values(weight=weight))
+
+
+def test_what_parts_is_no_rounding_and_what_is_small_beside_it_may_be():
+    def steps(*weights, large=1.0):
+        return [
+            Step(inputs={}, ops={}, results=values(large=[large]), variables=values(weight=[weight]))
+            for weight in weights
+        ]
+
+    assert rounded_first(steps(1.0, 2.0), {0: steps(1.0, 3.0)}, None) is None
+    assert rounded_first(steps(1e-17, 2.0), {0: steps(2e-17, 3.0)}, None) == ("weight", 1)
+    assert rounded_first(steps(1.0, 1e-17), {0: steps(2.0, 2e-17)}, None) is None
 
 
 def test_a_recorder_writes_each_step_and_ends_the_script_after_the_last(tmp_path):

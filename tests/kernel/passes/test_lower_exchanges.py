@@ -1,4 +1,7 @@
-"""What crosses between workers and servers: the channels of compiled programs, and what stays on each side."""
+"""What crosses between workers and servers: the channels of compiled programs, and what stays on each side.
+
+One module, though long: the same few steps are divided in all of it.
+"""
 
 from collections import Counter
 from dataclasses import replace
